@@ -1,0 +1,1 @@
+"""Fencepost's engine: scheduling, exact verification and fenced commits."""

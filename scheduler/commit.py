@@ -1,0 +1,271 @@
+"""The only way output changes: decide, stage, publish (contract section 6).
+
+`stage` is pure and runs off the event loop; `Ledger.publish` swaps one frozen state for the next
+if the generation still matches, all of it at once. A fault at any named point leaves the
+authoritative state as it was, or (after the swap) as it is to be.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from scheduler.errors import CommitRejected
+from scheduler.lifecycle import Phase, advance
+from scheduler.plan import Group, GroupResult, Layout, TerminalKind
+from scheduler.request import FinishReason, Request, StagedText, Verifier
+from scheduler.state import RequestState, extend_history
+from scheduler.stats import CommitOutcome
+
+
+class FaultPoint(Enum):
+    """Where a test may break a round."""
+
+    AFTER_VERIFICATION = "after_verification"
+    AFTER_DECISION = "after_decision"
+    AFTER_KV_STAGED = "after_kv_staged"
+    AFTER_OUTPUT_STAGED = "after_output_staged"
+    BEFORE_PUBLICATION = "before_publication"
+    AFTER_PUBLICATION = "after_publication"
+
+
+FaultHook = Callable[[FaultPoint, int], None]
+"""Called with the point and the request id; may raise."""
+
+
+def no_faults(_point: FaultPoint, _request: int) -> None:
+    """The hook of production."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """Why a run was cut; `stop` is the stop string or stop id, if one did it."""
+
+    reason: FinishReason
+    stop: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What is kept of a verified run. `accepted` counts kept drafts, `terminal` is STOP when the
+    cut fell inside the accepted prefix and None for a prefill chunk that emits nothing."""
+
+    emitted: tuple[int, ...]
+    accepted: int
+    terminal: TerminalKind | None
+    text: StagedText | None
+    ending: Ending | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRecord:
+    """One request's round, as it is published or not at all."""
+
+    request_id: int
+    round_id: int
+    expected_generation: int
+    layout: Layout
+    accepted_draft_count: int
+    terminal_kind: TerminalKind | None
+    emitted_token_ids: tuple[int, ...]
+    committed_kv_token_ids: tuple[int, ...]
+    discarded_kv_token_ids: tuple[int, ...]
+    rng_before: int
+    rng_after: int
+    processor_before: str
+    processor_after: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """A transaction on its way: the successor exists beside the state that it may replace."""
+
+    phase: Phase
+    record: CommitRecord
+    successor: RequestState
+    decision: Decision
+    result: GroupResult
+
+
+def draws_consumed(group: Group, result: GroupResult, decision: Decision) -> int:
+    """Draws that the published part of a round used up (contract section 7)."""
+    drafted = len(result.outcomes)
+    if decision.terminal is None or group.sampling.greedy:
+        return 0
+    if group.verifier is Verifier.SHARED_NOISE:
+        return len(decision.emitted)
+    terminal = 0 if decision.terminal is TerminalKind.STOP else 1
+    if group.verifier is Verifier.BLOCK:
+        return drafted + terminal
+    return min(decision.accepted + terminal, drafted) + terminal
+
+
+def decide(state: RequestState, request: Request, result: GroupResult) -> Decision:
+    """Cut a verified run at the first stop id, then stop string, then the budget, in token order.
+
+    Pure: the text stage works on immutable states.
+    """
+    if result.terminal is None:
+        return Decision(emitted=(), accepted=0, terminal=None, text=None, ending=None)
+    run, ending = _cut_at_ids(state, request, result.emitted)
+    hidden = ending is not None and isinstance(ending.stop, int) and not request.stop.include_stop
+    visible = run[:-1] if hidden else run
+    text = request.text.stage(state.text, visible, final=ending is not None)
+    if text.stop is not None:
+        run = run[: text.kept]
+        ending = Ending(reason=FinishReason.STOP, stop=text.stop)
+    whole = len(run) > result.accepted
+    return Decision(
+        emitted=run,
+        accepted=min(result.accepted, len(run)),
+        terminal=result.terminal if whole else TerminalKind.STOP,
+        text=text,
+        ending=ending,
+    )
+
+
+def _cut_at_ids(
+    state: RequestState, request: Request, run: tuple[int, ...]
+) -> tuple[tuple[int, ...], Ending | None]:
+    """The run up to the first stop id or the end of the budget; a stop on the last token wins."""
+    budget = request.stop.max_tokens - state.emitted
+    for count, token in enumerate(run[:budget], 1):
+        if token in request.stop.token_ids:
+            return run[:count], Ending(reason=FinishReason.STOP, stop=token)
+    if len(run) >= budget:
+        return run[:budget], Ending(reason=FinishReason.LENGTH)
+    return run, None
+
+
+def stage(
+    plan: tuple[int, Layout, str],
+    group: Group,
+    state: RequestState,
+    request: Request,
+    result: GroupResult,
+    fault: FaultHook = no_faults,
+) -> Staged:
+    """Build the record and the successor of one verified group. `plan` is (round id, layout,
+    digest). Raises CommitRejected when a postcondition fails; nothing outside changes."""
+    round_id, layout, digest = plan
+    phase = advance(Phase.READY, Phase.VERIFIED)
+    fault(FaultPoint.AFTER_VERIFICATION, group.request)
+    decision = decide(state, request, result)
+    phase = advance(phase, Phase.DECIDED)
+    fault(FaultPoint.AFTER_DECISION, group.request)
+    tokens = state.tokens + decision.emitted
+    kv_rows = len(tokens) - 1 if group.emits else state.kv_rows + group.rows
+    committed = result.written[: kv_rows - state.kv_rows]
+    fault(FaultPoint.AFTER_KV_STAGED, group.request)
+    history = extend_history(state.history, decision.emitted)
+    consumed = state.rng.consumed + draws_consumed(group, result, decision)
+    successor = RequestState(
+        tokens=tokens,
+        prompt_length=state.prompt_length,
+        kv_rows=kv_rows,
+        text=state.text if decision.text is None else decision.text.state,
+        history=history if decision.emitted else state.history,
+        rng=replace(state.rng, consumed=consumed),
+        generation=state.generation + 1,
+    )
+    fault(FaultPoint.AFTER_OUTPUT_STAGED, group.request)
+    record = CommitRecord(
+        request_id=group.request,
+        round_id=round_id,
+        expected_generation=group.generation,
+        layout=layout,
+        accepted_draft_count=decision.accepted,
+        terminal_kind=decision.terminal,
+        emitted_token_ids=decision.emitted,
+        committed_kv_token_ids=committed,
+        discarded_kv_token_ids=result.written[len(committed) :],
+        rng_before=state.rng.consumed,
+        rng_after=consumed,
+        processor_before=state.history,
+        processor_after=successor.history,
+        digest=digest,
+    )
+    check_postconditions(state, record, successor)
+    phase = advance(phase, Phase.STAGED)
+    return Staged(
+        phase=phase, record=record, successor=successor, decision=decision, result=result
+    )
+
+
+def check_postconditions(
+    state: RequestState, record: CommitRecord, successor: RequestState
+) -> None:
+    """Token identity of the output and of every committed row. Raises CommitRejected."""
+    added = successor.tokens[state.kv_rows : successor.kv_rows]
+    checks = {
+        "output": successor.tokens == state.tokens + record.emitted_token_ids,
+        "kv_identity": record.committed_kv_token_ids == added,
+        "kv_rows": successor.kv_rows == state.kv_rows + len(added),
+        "frontier": not record.emitted_token_ids or successor.decoding,
+        "kv_bound": successor.kv_rows < len(successor.tokens),
+        "accepted": record.accepted_draft_count <= len(record.emitted_token_ids),
+        "generation": successor.generation == record.expected_generation + 1,
+        "rng": record.rng_after >= record.rng_before,
+    }
+    broken = [name for name, holds in checks.items() if not holds]
+    if broken:
+        raise CommitRejected(
+            f"round {record.round_id}, request {record.request_id}: {', '.join(broken)}"
+        )
+
+
+class Ledger:
+    """Owner of every authoritative state. States change by `publish` and `preempt` only."""
+
+    def __init__(self, fault: FaultHook = no_faults) -> None:
+        self._states: dict[int, RequestState] = {}
+        self._last: dict[int, tuple[int, RequestState]] = {}
+        self._fault = fault
+
+    def open(self, request_id: int, state: RequestState) -> None:
+        """Enter a new request. Raises CommitRejected when the id is in use."""
+        if request_id in self._states:
+            raise CommitRejected(f"request {request_id} is open already")
+        self._states[request_id] = state
+
+    def close(self, request_id: int) -> None:
+        """Forget a finished request; a result that comes later is stale."""
+        self._states.pop(request_id, None)
+        self._last.pop(request_id, None)
+
+    def state(self, request_id: int) -> RequestState | None:
+        """The published state; None when the request is not open."""
+        return self._states.get(request_id)
+
+    @property
+    def states(self) -> Mapping[int, RequestState]:
+        """All published states, by request id."""
+        return self._states
+
+    def publish(self, staged: Staged) -> CommitOutcome:
+        """Compare and swap. REPLAYED when this round was published before, STALE when the state
+        has moved on or is gone; neither changes anything."""
+        record = staged.record
+        last = self._last.get(record.request_id)
+        if last is not None and last[0] == record.round_id:
+            return CommitOutcome.REPLAYED
+        self._fault(FaultPoint.BEFORE_PUBLICATION, record.request_id)
+        state = self._states.get(record.request_id)
+        if state is None or state.generation != record.expected_generation:
+            return CommitOutcome.STALE
+        check_postconditions(state, record, staged.successor)
+        advance(staged.phase, Phase.PUBLISHED)
+        self._states[record.request_id] = staged.successor
+        self._last[record.request_id] = (record.round_id, staged.successor)
+        self._fault(FaultPoint.AFTER_PUBLICATION, record.request_id)
+        return CommitOutcome.PUBLISHED
+
+    def replace(self, request_id: int, successor: RequestState) -> None:
+        """Install the successor of a preemption: same output, next generation.
+
+        Raises CommitRejected for anything else."""
+        state = self._states[request_id]
+        same = successor.tokens == state.tokens and successor.rng == state.rng
+        if not same or successor.generation != state.generation + 1:
+            raise CommitRejected(f"request {request_id}: a preemption may only drop K/V rows")
+        self._states[request_id] = successor

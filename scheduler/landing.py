@@ -1,0 +1,288 @@
+"""Takes a round's results in: publishes, frees, and says what happened.
+
+`stage_round` is pure and runs in the worker thread on frozen inputs; `Landing` runs on the event
+loop and is the only place where published output becomes events.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from scheduler.commit import Decision, FaultHook, Staged, no_faults, stage
+from scheduler.entry import Entry, policy_of
+from scheduler.errors import CommitRejected
+from scheduler.events import EmittedToken, Finish, Origin, OutputEvent
+from scheduler.plan import DeviceDraft, Group, GroupResult, HostDraft, RoundPlan, RoundResult
+from scheduler.plan import TerminalKind
+from scheduler.request import FinishReason, ProposerKind, Request
+from scheduler.scheduler import Book
+from scheduler.state import RequestState
+from scheduler.stats import CommitOutcome, FinishedStats, GroupStats, SpeculationStats
+
+_ORIGINS = {
+    TerminalKind.CORRECTION: Origin.CORRECTION,
+    TerminalKind.BONUS: Origin.BONUS,
+    TerminalKind.PLAIN: Origin.PLAIN,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One group of a plan with the frozen state and request that it was made from."""
+
+    group: Group
+    state: RequestState
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """What a round changed, for the engine to deliver and to count."""
+
+    events: tuple[OutputEvent, ...]
+    groups: tuple[GroupStats, ...]
+    finished: tuple[FinishedStats, ...]
+    itl_seconds: tuple[tuple[float, int], ...]
+
+
+def stage_round(
+    plan: RoundPlan, jobs: Sequence[Job], result: RoundResult, fault: FaultHook = no_faults
+) -> tuple[Staged | None, ...]:
+    """Stage every group; None for one whose row law was unusable.
+
+    Raises CommitRejected when the result is not of this plan.
+    """
+    if (result.round_id, result.digest) != (plan.round_id, plan.digest):
+        raise CommitRejected(
+            f"stale result: round_id {result.round_id} with digest {result.digest[:12]}, expected "
+            f"{plan.round_id} with {plan.digest[:12]}"
+        )
+    coordinate = (plan.round_id, plan.layout, plan.digest)
+    return tuple(
+        None if each.error else stage(coordinate, job.group, job.state, job.request, each, fault)
+        for job, each in zip(jobs, result.groups, strict=True)
+    )
+
+
+class Landing:
+    """Publishes staged rounds into the book."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+
+    def jobs(self, plan: RoundPlan) -> tuple[Job, ...]:
+        """The frozen inputs of staging, taken before the round starts."""
+        entries = [self._book.entries[group.request] for group in plan.groups]
+        return tuple(
+            Job(group, self._book.state(entry), entry.request)
+            for group, entry in zip(plan.groups, entries, strict=True)
+        )
+
+    def land(
+        self,
+        jobs: Sequence[Job],
+        staged: Sequence[Staged | None],
+        result: RoundResult,
+        now: float,
+    ) -> Landed:
+        """Publish each group by compare-and-swap; stale ones are counted and dropped."""
+        parts = [
+            self._land_one(job, each, outcome, now)
+            for job, each, outcome in zip(jobs, staged, result.groups, strict=True)
+        ]
+        return Landed(
+            events=tuple(event for part in parts for event in part.events),
+            groups=tuple(stats for part in parts for stats in part.groups),
+            finished=tuple(stats for part in parts for stats in part.finished),
+            itl_seconds=tuple(itl for part in parts for itl in part.itl_seconds),
+        )
+
+    def fail(self, plan: RoundPlan, now: float, message: str) -> Landed:
+        """A round broke. Nothing of it was published: each request gets one more try, alone; a
+        request that broke a round alone ends with an error."""
+        events, finished = [], []
+        for group in plan.groups:
+            entry = self._book.entries.get(group.request)
+            if entry is None:
+                continue
+            entry.failures += 1
+            if len(plan.groups) == 1 and entry.failures > 1:
+                event, stats = self._finish(entry, FinishReason.ERROR, now, error=message)
+                events.append(event)
+                finished.append(stats)
+        return Landed(tuple(events), (), tuple(finished), ())
+
+    def cancel(self, entry: Entry, now: float) -> FinishedStats:
+        """End a request that its client gave up. The caller releases its blocks."""
+        length = self._book.state(entry).emitted
+        self._book.close(entry)
+        return _finished(entry, FinishReason.ABORT, length, now)
+
+    def _land_one(
+        self, job: Job, staged: Staged | None, result: GroupResult, now: float
+    ) -> Landed:
+        entry = self._book.entries.get(job.group.request)
+        if staged is None:
+            return self._land_error(job, entry, result, now)
+        outcome = self._book.ledger.publish(staged)
+        stats = _group_stats(job, staged, outcome)
+        if entry is None or outcome is not CommitOutcome.PUBLISHED:
+            return Landed((), (stats,), (), ())
+        itl = _update(entry, job, staged, stats, now)
+        finish, finished = None, ()
+        ending = staged.decision.ending
+        if ending is not None:
+            event, record = self._finish(entry, ending.reason, now, stop=ending.stop)
+            finish, finished = event.finish, (record,)
+        if not staged.decision.emitted:
+            return Landed((), (stats,), finished, ())
+        text = "" if staged.decision.text is None else staged.decision.text.text
+        event = OutputEvent(
+            request=job.group.request, tokens=emitted(job, staged), text=text, finish=finish
+        )
+        return Landed((event,), (stats,), finished, itl)
+
+    def _land_error(
+        self, job: Job, entry: Entry | None, result: GroupResult, now: float
+    ) -> Landed:
+        if entry is None or self._book.state(entry).generation != job.group.generation:
+            return Landed((), (_nothing_published(job, CommitOutcome.STALE),), (), ())
+        message = result.error or "the round gave no usable law"
+        event, finished = self._finish(entry, FinishReason.ERROR, now, error=message)
+        return Landed((event,), (_nothing_published(job, CommitOutcome.ABORTED),), (finished,), ())
+
+    def _finish(
+        self,
+        entry: Entry,
+        reason: FinishReason,
+        now: float,
+        *,
+        stop: str | int | None = None,
+        error: str | None = None,
+    ) -> tuple[OutputEvent, FinishedStats]:
+        length = self._book.state(entry).emitted
+        self._book.close(entry)
+        self._book.tables.release(entry)
+        finished = _finished(entry, reason, length, now)
+        finish = Finish(reason=reason, stop=stop, error=error, stats=finished.request_stats)
+        event = OutputEvent(request=entry.request.request_id, tokens=(), text="", finish=finish)
+        return event, finished
+
+
+def emitted(job: Job, staged: Staged) -> tuple[EmittedToken, ...]:
+    """The published tokens with their origins."""
+    decision, result = staged.decision, staged.result
+    first = len(job.state.tokens)
+    tokens = []
+    for index, token in enumerate(decision.emitted):
+        drafted = index < decision.accepted
+        outcome = result.outcomes[index] if drafted else None
+        terminal = result.terminal or TerminalKind.PLAIN
+        tokens.append(
+            EmittedToken(
+                token=token,
+                position=first + index,
+                origin=Origin.DRAFT if drafted else _ORIGINS[terminal],
+                target_prob=None if outcome is None else outcome.target_prob,
+                draft_prob=None if outcome is None else outcome.draft_prob,
+                logprobs=result.logprobs[index] if result.logprobs else None,
+            )
+        )
+    return tuple(tokens)
+
+
+def draft_rows_after(group: Group, result: GroupResult, tokens: tuple[int, ...]) -> int:
+    """The draft ledger after a round: the rows that are, by identity, a prefix of `tokens`."""
+    if not isinstance(group.draft, DeviceDraft):
+        return 0
+    rows = group.draft.rows
+    limit = len(tokens) - 1
+    for token in result.draft_written:
+        if rows >= limit or tokens[rows] != token:
+            break
+        rows += 1
+    return rows
+
+
+def _update(
+    entry: Entry, job: Job, staged: Staged, stats: GroupStats, now: float
+) -> tuple[tuple[float, int], ...]:
+    """Move ledger and counters; returns (seconds a token, tokens) since the last publication."""
+    if isinstance(job.group.draft, DeviceDraft):
+        entry.draft_rows = draft_rows_after(job.group, staged.result, staged.successor.tokens)
+    entry.failures = 0
+    counters, count = entry.counters, len(staged.decision.emitted)
+    counters.rounds += 1
+    if stats.speculation is not None:
+        counters.steps += 1
+        counters.drafted += stats.speculation.k
+        counters.accepted += stats.speculation.accepted
+        counters.histogram[stats.speculation.accepted] += 1
+    if not count:
+        return ()
+    itl: tuple[tuple[float, int], ...] = ()
+    if counters.last_token is not None:
+        itl = (((now - counters.last_token) / count, count),)
+    else:
+        counters.first_token = now
+    counters.last_token = now
+    return itl
+
+
+def _speculation(decision: Decision, result: GroupResult) -> SpeculationStats | None:
+    k = len(result.outcomes)
+    if not k:
+        return None
+    cut = decision.terminal is TerminalKind.STOP
+    reached = decision.accepted if cut else min(decision.accepted + 1, k)
+    return SpeculationStats(
+        k=k,
+        accepted=decision.accepted,
+        reached=reached,
+        mass=tuple(each.mass for each in result.outcomes[:reached]),
+        base=tuple(each.base for each in result.outcomes[:reached]),
+    )
+
+
+def _group_stats(job: Job, staged: Staged, outcome: CommitOutcome) -> GroupStats:
+    stats = _nothing_published(job, outcome)
+    if outcome is not CommitOutcome.PUBLISHED:
+        return stats
+    group, decision = job.group, staged.decision
+    return replace(
+        stats,
+        committed=len(decision.emitted),
+        prefilled=group.rows - 1 if group.emits else group.rows,
+        terminal=decision.terminal,
+        speculation=_speculation(decision, staged.result),
+    )
+
+
+def _nothing_published(job: Job, outcome: CommitOutcome) -> GroupStats:
+    return GroupStats(
+        request=job.group.request,
+        outcome=outcome,
+        policy=policy_of(job.request),
+        proposer=_proposer(job.group),
+        domain=job.request.domain,
+        position=len(job.group.tokens),
+        committed=0,
+        prefilled=0,
+        terminal=None,
+        speculation=None,
+    )
+
+
+def _proposer(group: Group) -> ProposerKind:
+    if group.draft is None:
+        return ProposerKind.NONE
+    return ProposerKind.NGRAM if isinstance(group.draft, HostDraft) else ProposerKind.DRAFT_MODEL
+
+
+def _finished(entry: Entry, reason: FinishReason, length: int, now: float) -> FinishedStats:
+    return FinishedStats(
+        request=entry.request.request_id,
+        reason=reason,
+        speculated=entry.counters.drafted > 0,
+        prompt_tokens=len(entry.request.prompt),
+        request_stats=entry.summary(length, now),
+    )

@@ -1,0 +1,164 @@
+"""What crosses the boundary between deciding a round and running it: frozen records of integers.
+
+A runner gets one `RoundPlan` and gives back one `RoundResult`. Rows, positions, block tables,
+K and RNG bases are all in the plan; nothing of it changes while the round runs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from scheduler.request import SamplingParams, StopRules, Verifier
+
+
+class Role(Enum):
+    """The two models of a pair, each with a K/V pool and a block size of its own."""
+
+    TARGET = "target"
+    DRAFT = "draft"
+
+
+class Layout(Enum):
+    """Where the frontier's K/V row stands between rounds (contract section 4)."""
+
+    REPLAY_FRONTIER = "replay_frontier"
+
+
+class TerminalKind(Enum):
+    """The one token after the accepted prefix (contract section 1)."""
+
+    CORRECTION = "correction"
+    BONUS = "bonus"
+    PLAIN = "plain"
+    STOP = "stop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostDraft:
+    """Drafts that the host knew before the round: one-hot proposals (n-gram, prediction)."""
+
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceDraft:
+    """Drafts that the draft model makes inside the round.
+
+    The draft's cache holds rows for the first `rows` tokens of the request; its first step takes
+    `len(tokens) - rows` rows (lag + 1). `depth` 0 only catches up, `catch_up` rows at most.
+    """
+
+    depth: int
+    rows: int
+    catch_up: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """One request's share of the packed target call.
+
+    `tokens` is the whole published sequence O of length T. The target's rows are
+    `tokens[start : start + rows]`, then the drafts. `emits` is true when they reach the frontier:
+    then a prefix of the drafts and one terminal are decided. RNG draws are keyed by T.
+    `max_emit` is the number of tokens that may still come out.
+    """
+
+    request: int
+    generation: int
+    tokens: tuple[int, ...]
+    prompt_length: int
+    start: int
+    rows: int
+    emits: bool
+    max_emit: int
+    draft: HostDraft | DeviceDraft | None
+    blocks: Mapping[Role, tuple[int, ...]]
+    sampling: SamplingParams
+    verifier: Verifier
+    stop: StopRules
+    choice: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundPlan:
+    """One round of the whole engine. `digest` names the round coordinate (contract section 9)."""
+
+    round_id: int
+    layout: Layout
+    groups: tuple[Group, ...]
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Raw-model log-probabilities (temperature 1, before any filter) of one emitted position.
+
+    `top` holds (token id, logprob), best first.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftOutcome:
+    """What verification saw at one draft position, reached or not.
+
+    `uniform` is None for rules that consume none (greedy, shared-noise). `mass` over `base` is
+    the low-variance estimate of the reach acceptance of contract section 10.
+    """
+
+    token: int
+    target_prob: float
+    draft_prob: float
+    uniform: float | None
+    mass: float
+    base: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupResult:
+    """What a round gave one request, before any stop rule is applied.
+
+    `written` are the ids whose K/V rows the target call wrote, from position `start` on.
+    `emitted` is the accepted prefix and the terminal. `outcomes` has one entry a drafted token;
+    positions 0 .. accepted (the first rejection included) were reached. `draft_written` are the
+    ids of the draft's own new rows, from its `rows` on. `error` is set when the row law was
+    unusable (NaN, or nothing left to draw): then nothing was emitted.
+    """
+
+    request: int
+    generation: int
+    written: tuple[int, ...]
+    emitted: tuple[int, ...]
+    accepted: int
+    terminal: TerminalKind | None
+    outcomes: tuple[DraftOutcome, ...]
+    draft_written: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTimings:
+    """Seconds by part. `forward` is the share spent inside model forwards (draft and target)."""
+
+    draft: float
+    verify: float
+    decide: float
+    forward: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundResult:
+    """What a runner returns for a plan. `target_rows` and `draft_rows` count packed rows."""
+
+    round_id: int
+    digest: str
+    groups: tuple[GroupResult, ...]
+    timings: RoundTimings
+    target_rows: int
+    draft_rows: int
+    logit_rows: int
+    host_syncs: int
+    residual_fallbacks: int = 0

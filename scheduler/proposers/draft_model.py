@@ -1,0 +1,21 @@
+"""Drafts by the draft model, inside the round. Decides only whether its cache must catch up first."""
+
+from scheduler.plan import DeviceDraft
+from scheduler.proposal import RequestView
+from scheduler.request import ProposerKind
+
+
+class DraftModelProposer:
+    """Asks for k draft steps; or, when the cache lags by more than a round may add, for rows."""
+
+    kind = ProposerKind.DRAFT_MODEL
+
+    def propose(self, view: RequestView, k: int) -> DeviceDraft:
+        """`depth` k, or 0 with as many catch-up rows as the budget allows."""
+        pending = len(view.tokens) - view.draft_rows
+        if pending > view.row_budget:
+            return DeviceDraft(depth=0, rows=view.draft_rows, catch_up=view.row_budget)
+        return DeviceDraft(depth=k, rows=view.draft_rows, catch_up=pending)
+
+    def release(self, request: int) -> None:
+        """It keeps nothing about a request: the ledger of draft rows is the scheduler's."""

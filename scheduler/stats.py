@@ -1,0 +1,130 @@
+"""Frozen records of what happened, for the controller and for telemetry. Nothing is read back."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from scheduler.events import RequestStats
+from scheduler.plan import RoundTimings, TerminalKind
+from scheduler.request import FinishReason, ProposerKind
+
+
+class Policy(Enum):
+    """The acceptance rule as telemetry names it: alpha differs by rule."""
+
+    GREEDY = "greedy"
+    TOKEN = "token"
+    BLOCK = "block"
+    SHARED_NOISE = "shared_noise"
+
+
+class CommitOutcome(Enum):
+    """How a round ended for one request."""
+
+    PUBLISHED = "published"
+    STALE = "stale"
+    ABORTED = "aborted"
+    REPLAYED = "replayed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationStats:
+    """One request in one round with K >= 1 drafts.
+
+    `accepted` is after the cut at a stop. `reached` counts draft positions tested up to and
+    including the first rejection, trimmed at the first stop. `mass` and `base` have one entry a
+    reached position (contract section 10, low-variance acceptance).
+    """
+
+    k: int
+    accepted: int
+    reached: int
+    mass: tuple[float, ...]
+    base: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStats:
+    """One request's share of a round. `speculation` is None where nothing was drafted."""
+
+    request: int
+    outcome: CommitOutcome
+    policy: Policy
+    proposer: ProposerKind
+    domain: str
+    position: int
+    committed: int
+    prefilled: int
+    terminal: TerminalKind | None
+    speculation: SpeculationStats | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedStats:
+    """One request that ended, with whether it speculated at all and how long its prompt was."""
+
+    request: int
+    reason: FinishReason
+    speculated: bool
+    prompt_tokens: int
+    request_stats: RequestStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStats:
+    """Blocks of one K/V pool by state."""
+
+    used: int
+    free: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadStats:
+    """The engine at one moment."""
+
+    running: int
+    waiting: int
+    target_pool: PoolStats
+    draft_pool: PoolStats | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStats:
+    """One round: what it did, what it cost in seconds, and the load after it.
+
+    `round_seconds` spans plan to publication; `commit_seconds` and `schedule_seconds` are the
+    engine's own shares of it.
+    """
+
+    round_id: int
+    groups: tuple[GroupStats, ...]
+    finished: tuple[FinishedStats, ...]
+    timings: RoundTimings
+    round_seconds: float
+    schedule_seconds: float
+    commit_seconds: float
+    target_rows: int
+    draft_rows: int
+    logit_rows: int
+    host_syncs: int
+    residual_fallbacks: int
+    preemptions: int
+    load: LoadStats
+    itl_seconds: tuple[tuple[float, int], ...] = ()
+
+
+class StatsSink(Protocol):
+    """Receives what happened, on the event loop; must not block and is never read back."""
+
+    def step(self, stats: StepStats) -> None:
+        """One round was published."""
+        ...
+
+    def load(self, load: LoadStats) -> None:
+        """The load changed between rounds."""
+        ...
+
+    def finished(self, finished: FinishedStats) -> None:
+        """A request ended outside a round: a cancel, or an error before its first round."""
+        ...
