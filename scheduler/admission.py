@@ -50,6 +50,7 @@ class BlockTables:
             self._pools[role].free(blocks)
         entry.blocks = {}
         entry.draft_rows = 0
+        entry.retry = None
 
     def check_integrity(self, entries: Iterable[Entry]) -> None:
         """Raise ValueError unless each block is free or held by exactly one of `entries`."""

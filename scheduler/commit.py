@@ -148,6 +148,7 @@ def stage(
     """Build the record and the successor of one verified group. `plan` is (round id, layout,
     digest). Raises CommitRejected when a postcondition fails; nothing outside changes."""
     round_id, layout, digest = plan
+    _check_addressee(group, result)
     phase = advance(Phase.READY, Phase.VERIFIED)
     fault(FaultPoint.AFTER_VERIFICATION, group.request)
     decision = decide(state, request, result)
@@ -187,9 +188,14 @@ def stage(
     )
     check_postconditions(state, record, successor)
     phase = advance(phase, Phase.STAGED)
-    return Staged(
-        phase=phase, record=record, successor=successor, decision=decision, result=result
-    )
+    return Staged(phase=phase, record=record, successor=successor, decision=decision, result=result)
+
+
+def _check_addressee(group: Group, result: GroupResult) -> None:
+    for field in ("request", "generation"):
+        found, expected = getattr(result, field), getattr(group, field)
+        if found != expected:
+            raise CommitRejected(f"stale result: {field} {found}, expected {expected}")
 
 
 def check_postconditions(
@@ -204,8 +210,14 @@ def check_postconditions(
         "frontier": not record.emitted_token_ids or successor.decoding,
         "kv_bound": successor.kv_rows < len(successor.tokens),
         "accepted": record.accepted_draft_count <= len(record.emitted_token_ids),
-        "generation": successor.generation == record.expected_generation + 1,
-        "rng": record.rng_after >= record.rng_before,
+        "generation": successor.generation == state.generation + 1,
+        "expected_generation": record.expected_generation == state.generation,
+        "rng_before": record.rng_before == state.rng.consumed,
+        "rng_after": record.rng_before <= record.rng_after == successor.rng.consumed,
+        "rng_identity": (successor.rng.seed, successor.rng.choice)
+        == (state.rng.seed, state.rng.choice),
+        "processor_before": record.processor_before == state.history,
+        "processor_after": record.processor_after == successor.history,
     }
     broken = [name for name, holds in checks.items() if not holds]
     if broken:
@@ -219,7 +231,7 @@ class Ledger:
 
     def __init__(self, fault: FaultHook = no_faults) -> None:
         self._states: dict[int, RequestState] = {}
-        self._last: dict[int, tuple[int, RequestState]] = {}
+        self._last: dict[int, int] = {}
         self._fault = fault
 
     def open(self, request_id: int, state: RequestState) -> None:
@@ -246,8 +258,7 @@ class Ledger:
         """Compare and swap. REPLAYED when this round was published before, STALE when the state
         has moved on or is gone; neither changes anything."""
         record = staged.record
-        last = self._last.get(record.request_id)
-        if last is not None and last[0] == record.round_id:
+        if self.has_published(record):
             return CommitOutcome.REPLAYED
         self._fault(FaultPoint.BEFORE_PUBLICATION, record.request_id)
         state = self._states.get(record.request_id)
@@ -256,9 +267,13 @@ class Ledger:
         check_postconditions(state, record, staged.successor)
         advance(staged.phase, Phase.PUBLISHED)
         self._states[record.request_id] = staged.successor
-        self._last[record.request_id] = (record.round_id, staged.successor)
+        self._last[record.request_id] = record.round_id
         self._fault(FaultPoint.AFTER_PUBLICATION, record.request_id)
         return CommitOutcome.PUBLISHED
+
+    def has_published(self, record: CommitRecord) -> bool:
+        """Whether this round is the last that was published for its request."""
+        return self._last.get(record.request_id) == record.round_id
 
     def replace(self, request_id: int, successor: RequestState) -> None:
         """Install the successor of a preemption: same output, next generation.

@@ -55,5 +55,3 @@ class FixedController:
 
     def learn(self, stats: StepStats) -> None:
         """A fixed policy has nothing to learn."""
-
-

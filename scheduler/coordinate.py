@@ -1,19 +1,29 @@
-"""The round coordinate: what a result must match before it may be committed (contract section 9)."""
+"""The round coordinate: what a result must match to be committed (contract section 9)."""
 
 import hashlib
 import json
 from collections.abc import Iterable
+from dataclasses import fields
 
-from scheduler.plan import DeviceDraft, Group, Layout
-from scheduler.runner import Capabilities
+from scheduler.plan import DeviceDraft, Group, HostDraft, Layout
+from scheduler.request import SamplingParams, StopRules
+from scheduler.runner import Capabilities, ModelIdentity
+
+_Record = ModelIdentity | Group | HostDraft | DeviceDraft | SamplingParams | StopRules
+
+_DRAWS = "splitmix64 over (seed, choice, stream, position, offset)"
+_PROCESSORS = "bias, penalties, masks, temperature, top-k, top-p, min-p"
 
 
 def engine_coordinate(capabilities: Capabilities) -> str:
     """Digest of what is fixed for the engine's life: models, dtypes, device, software."""
     manifest = {
-        "target": _identity(capabilities.target),
-        "draft": None if capabilities.draft is None else _identity(capabilities.draft),
+        "target": _plain(capabilities.target),
+        "draft": None if capabilities.draft is None else _plain(capabilities.draft),
         "vocabulary": capabilities.vocabulary,
+        "positions": [capabilities.max_positions, capabilities.draft_max_positions],
+        "draws": _DRAWS,
+        "processors": _PROCESSORS,
         "device": capabilities.device,
         "software": capabilities.software,
     }
@@ -33,29 +43,29 @@ def round_coordinate(
     return _sha256(manifest)
 
 
-def _identity(model: object) -> list[str]:
-    fields = ("name", "revision", "architecture", "dtype", "parameters")
-    return [str(getattr(model, field)) for field in fields]
+def _group(group: Group, history: str) -> dict[str, object]:
+    """Every field of the group; its tokens by their length and the digest of their history."""
+    stop = {**_plain(group.stop), "token_ids": sorted(group.stop.token_ids)}
+    bias = sorted(group.sampling.logit_bias.items())
+    return {
+        **_plain(group),
+        "tokens": [len(group.tokens), history],
+        "draft": _draft(group.draft),
+        "blocks": sorted((role.value, blocks) for role, blocks in group.blocks.items()),
+        "sampling": {**_plain(group.sampling), "logit_bias": bias},
+        "verifier": group.verifier.value,
+        "stop": stop,
+    }
 
 
-def _group(group: Group, history: str) -> list[object]:
-    draft: list[object] = []
-    if isinstance(group.draft, DeviceDraft):
-        draft = ["device", group.draft.depth, group.draft.rows]
-    elif group.draft is not None:
-        draft = ["host", *group.draft.token_ids]
-    return [
-        group.request,
-        group.generation,
-        history,
-        len(group.tokens),
-        group.start,
-        group.rows,
-        group.sampling.seed,
-        group.choice,
-        group.verifier.value,
-        draft,
-    ]
+def _draft(draft: HostDraft | DeviceDraft | None) -> list[object]:
+    if draft is None:
+        return []
+    return [type(draft).__name__, _plain(draft)]
+
+
+def _plain(record: _Record) -> dict[str, object]:
+    return {each.name: getattr(record, each.name) for each in fields(record)}
 
 
 def _sha256(manifest: object) -> str:

@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineHealth:
-    """`heartbeat_age` is seconds since the loop last came round; long rounds count."""
+    """`heartbeat_age` is seconds since the loop last came round; long rounds count, rest with
+    nothing to do does not."""
 
     alive: bool
     error: str | None
@@ -145,6 +146,8 @@ class Engine:
         if not self.accepting:
             raise EngineBusy("the server is not accepting requests")
         self._scheduler.check(requests)
+        if not self._book.entries:
+            self._heartbeat = self._clock()
         subscriptions = []
         for request in requests:
             self._scheduler.add(request)
@@ -174,7 +177,7 @@ class Engine:
         return EngineHealth(
             alive=task is not None and not task.done() and self._error is None,
             error=self._error,
-            heartbeat_age=self._clock() - self._heartbeat,
+            heartbeat_age=self._clock() - self._heartbeat if self._book.entries else 0.0,
         )
 
     def load(self) -> LoadStats:
@@ -183,9 +186,11 @@ class Engine:
 
     async def _run(self) -> None:
         try:
-            while not (self._draining and not self._book.entries and not self._cancelled):
+            while True:
                 self._heartbeat = self._clock()
                 self._release_cancelled()
+                if self._draining and not self._book.entries:
+                    break
                 if not await self._round():
                     self._idle_now()
                     await self._wake.wait()
@@ -227,7 +232,10 @@ class Engine:
         except Exception as problem:
             logger.exception("round %d broke", plan.round_id)
             message = f"the model could not run this request ({type(problem).__name__})"
-            self._deliver(self._landing.fail(plan, self._clock(), message))
+            failed = self._landing.fail(plan, self._clock(), message)
+            self._deliver(failed)
+            for finished in failed.finished:
+                self._sink.finished(finished)
             return True
         landed = self._landing.land(jobs, done.staged, done.result, self._clock())
         self._deliver(landed)

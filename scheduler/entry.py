@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from scheduler.events import RequestStats
 from scheduler.lifecycle import Event, Status, after
-from scheduler.plan import Role
+from scheduler.plan import DeviceDraft, HostDraft, Role
 from scheduler.request import Request, Verifier
 from scheduler.stats import Policy
 
@@ -28,7 +28,8 @@ class Entry:
     """One live request. Owned by the scheduler; `status` moves by `move` only.
 
     `draft_rows` is the draft ledger: rows in the draft's cache that are, by identity, a prefix of
-    the published tokens. `failures` counts rounds that broke while this request was in them.
+    the published tokens. `failures` counts rounds that broke while this request was in them,
+    `retry` is what the last of those drafted.
     """
 
     request: Request
@@ -37,6 +38,7 @@ class Entry:
     blocks: dict[Role, tuple[int, ...]] = field(default_factory=dict)
     draft_rows: int = 0
     failures: int = 0
+    retry: HostDraft | DeviceDraft | None = None
 
     @property
     def order(self) -> tuple[int, float, int]:

@@ -1,13 +1,13 @@
 """What the engine refuses, one class a reason. Each message names the field and the limit.
 
-    EngineError
-     +-- RequestRefused        the request can never be served as asked      (HTTP 400)
-     |    +-- ContextOverflow  prompt (plus one token) longer than the context
-     +-- EngineBusy            try again later                               (HTTP 503)
-     +-- ConfigRefused         the server cannot start with these settings
-     |    +-- ModelRefused     a model or a pair that would not be served right
-     +-- IllegalTransition     a bug: a status moved outside the table
-     +-- CommitRejected        a bug or an injected fault: a postcondition did not hold
+EngineError
+ +-- RequestRefused        the request can never be served as asked      (HTTP 400)
+ |    +-- ContextOverflow  prompt (plus one token) longer than the context
+ +-- EngineBusy            try again later                               (HTTP 503)
+ +-- ConfigRefused         the server cannot start with these settings
+ |    +-- ModelRefused     a model or a pair that would not be served right
+ +-- IllegalTransition     a bug: a status moved outside the table
+ +-- CommitRejected        a bug or an injected fault: a postcondition did not hold
 """
 
 

@@ -4,6 +4,7 @@
 loop and is the only place where published output becomes events.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -11,12 +12,21 @@ from scheduler.commit import Decision, FaultHook, Staged, no_faults, stage
 from scheduler.entry import Entry, policy_of
 from scheduler.errors import CommitRejected
 from scheduler.events import EmittedToken, Finish, Origin, OutputEvent
-from scheduler.plan import DeviceDraft, Group, GroupResult, HostDraft, RoundPlan, RoundResult
-from scheduler.plan import TerminalKind
+from scheduler.plan import (
+    DeviceDraft,
+    Group,
+    GroupResult,
+    HostDraft,
+    RoundPlan,
+    RoundResult,
+    TerminalKind,
+)
 from scheduler.request import FinishReason, ProposerKind, Request
 from scheduler.scheduler import Book
 from scheduler.state import RequestState
 from scheduler.stats import CommitOutcome, FinishedStats, GroupStats, SpeculationStats
+
+logger = logging.getLogger(__name__)
 
 _ORIGINS = {
     TerminalKind.CORRECTION: Origin.CORRECTION,
@@ -99,17 +109,15 @@ class Landing:
     def fail(self, plan: RoundPlan, now: float, message: str) -> Landed:
         """A round broke. Nothing of it was published: each request gets one more try, alone; a
         request that broke a round alone ends with an error."""
-        events, finished = [], []
+        ends = []
         for group in plan.groups:
             entry = self._book.entries.get(group.request)
             if entry is None:
                 continue
-            entry.failures += 1
+            _note_failure(entry, group)
             if len(plan.groups) == 1 and entry.failures > 1:
-                event, stats = self._finish(entry, FinishReason.ERROR, now, error=message)
-                events.append(event)
-                finished.append(stats)
-        return Landed(tuple(events), (), tuple(finished), ())
+                ends.append(self._finish(entry, FinishReason.ERROR, now, error=message))
+        return Landed(tuple(event for event, _ in ends), (), tuple(each for _, each in ends), ())
 
     def cancel(self, entry: Entry, now: float) -> FinishedStats:
         """End a request that its client gave up. The caller releases its blocks."""
@@ -117,33 +125,52 @@ class Landing:
         self._book.close(entry)
         return _finished(entry, FinishReason.ABORT, length, now)
 
-    def _land_one(
-        self, job: Job, staged: Staged | None, result: GroupResult, now: float
-    ) -> Landed:
+    def _land_one(self, job: Job, staged: Staged | None, result: GroupResult, now: float) -> Landed:
         entry = self._book.entries.get(job.group.request)
         if staged is None:
             return self._land_error(job, entry, result, now)
-        outcome = self._book.ledger.publish(staged)
+        outcome = self._publish(staged)
         stats = _group_stats(job, staged, outcome)
-        if entry is None or outcome is not CommitOutcome.PUBLISHED:
+        if entry is None or outcome in {CommitOutcome.STALE, CommitOutcome.REPLAYED}:
             return Landed((), (stats,), (), ())
+        if outcome is CommitOutcome.ABORTED:
+            return self._land_fault(job, entry, stats, now)
         itl = _update(entry, job, staged, stats, now)
-        finish, finished = None, ()
-        ending = staged.decision.ending
-        if ending is not None:
-            event, record = self._finish(entry, ending.reason, now, stop=ending.stop)
-            finish, finished = event.finish, (record,)
-        if not staged.decision.emitted:
-            return Landed((), (stats,), finished, ())
-        text = "" if staged.decision.text is None else staged.decision.text.text
+        decision = staged.decision
+        if decision.text is None:
+            return Landed((), (stats,), (), ())
         event = OutputEvent(
-            request=job.group.request, tokens=emitted(job, staged), text=text, finish=finish
+            request=job.group.request,
+            tokens=emitted(job, staged),
+            text=decision.text.text,
+            finish=None,
         )
-        return Landed((event,), (stats,), finished, itl)
+        if decision.ending is None:
+            return Landed((event,), (stats,), (), itl)
+        ending = decision.ending
+        end, finished = self._finish(entry, ending.reason, now, stop=ending.stop)
+        return Landed((replace(event, finish=end.finish),), (stats,), (finished,), itl)
 
-    def _land_error(
-        self, job: Job, entry: Entry | None, result: GroupResult, now: float
-    ) -> Landed:
+    def _publish(self, staged: Staged) -> CommitOutcome:
+        """Publish one group. A fault on the way concerns this group only: whether the swap came
+        before it is what the ledger says."""
+        try:
+            return self._book.ledger.publish(staged)
+        except Exception:
+            logger.exception("publishing request %d broke", staged.record.request_id)
+        published = self._book.ledger.has_published(staged.record)
+        return CommitOutcome.PUBLISHED if published else CommitOutcome.ABORTED
+
+    def _land_fault(self, job: Job, entry: Entry, stats: GroupStats, now: float) -> Landed:
+        """One group could not be published: once more, then an error."""
+        _note_failure(entry, job.group)
+        if entry.failures == 1:
+            return Landed((), (stats,), (), ())
+        message = "the output could not be committed"
+        event, finished = self._finish(entry, FinishReason.ERROR, now, error=message)
+        return Landed((event,), (stats,), (finished,), ())
+
+    def _land_error(self, job: Job, entry: Entry | None, result: GroupResult, now: float) -> Landed:
         if entry is None or self._book.state(entry).generation != job.group.generation:
             return Landed((), (_nothing_published(job, CommitOutcome.STALE),), (), ())
         message = result.error or "the round gave no usable law"
@@ -191,8 +218,11 @@ def emitted(job: Job, staged: Staged) -> tuple[EmittedToken, ...]:
 
 
 def draft_rows_after(group: Group, result: GroupResult, tokens: tuple[int, ...]) -> int:
-    """The draft ledger after a round: the rows that are, by identity, a prefix of `tokens`."""
-    if not isinstance(group.draft, DeviceDraft):
+    """The draft ledger after a round: the rows that are, by identity, a prefix of `tokens`.
+
+    None count when a draft row had no law: the runner has cleared that cache.
+    """
+    if not isinstance(group.draft, DeviceDraft) or len(result.outcomes) < group.draft.depth:
         return 0
     rows = group.draft.rows
     limit = len(tokens) - 1
@@ -201,6 +231,11 @@ def draft_rows_after(group: Group, result: GroupResult, tokens: tuple[int, ...])
             break
         rows += 1
     return rows
+
+
+def _note_failure(entry: Entry, group: Group) -> None:
+    entry.failures += 1
+    entry.retry = group.draft
 
 
 def _update(

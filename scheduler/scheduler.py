@@ -13,7 +13,7 @@ from scheduler.config import EngineConfig
 from scheduler.controller import Controller, DraftView, LoadView
 from scheduler.coordinate import round_coordinate
 from scheduler.entry import Counters, Entry, policy_of
-from scheduler.errors import ContextOverflow, EngineBusy
+from scheduler.errors import ContextOverflow, EngineBusy, RequestRefused
 from scheduler.lifecycle import Event, Status
 from scheduler.plan import DeviceDraft, Group, HostDraft, Role, RoundPlan
 from scheduler.proposal import Proposer, RequestView
@@ -54,9 +54,7 @@ class Book:
 
     def open(self, request: Request) -> None:
         """Put a new request in the queue."""
-        entry = Entry(
-            request=request, counters=Counters(histogram=[0] * (self.config.k_max + 1))
-        )
+        entry = Entry(request=request, counters=Counters(histogram=[0] * (self.config.k_max + 1)))
         rng = RngState(seed=request.sampling.seed, choice=request.choice)
         start = initial_state(request.prompt, rng, request.text.start())
         self.ledger.open(request.request_id, start)
@@ -122,16 +120,11 @@ class Scheduler:
         self._rounds = 0
 
     def check(self, requests: Iterable[Request]) -> None:
-        """Raise ContextOverflow or EngineBusy when they cannot all be queued; changes nothing."""
+        """Raise RequestRefused, ContextOverflow or EngineBusy when they cannot all be queued;
+        changes nothing."""
         incoming = list(requests)
-        limit = self._config.max_model_len
         for request in incoming:
-            if len(request.prompt) >= limit:
-                raise ContextOverflow(
-                    "prompt",
-                    f"This model's maximum context length is {limit} tokens; the prompt has "
-                    f"{len(request.prompt)} and at least one is needed for the output.",
-                )
+            _check_request(request, self._config.max_model_len)
         if len(self.book.waiting) + len(incoming) > self._config.max_waiting:
             raise EngineBusy(f"{len(self.book.waiting)} requests are waiting already")
 
@@ -156,18 +149,17 @@ class Scheduler:
         groups = tuple(self._group(share, drafts.get(_id(share.entry))) for share in shares)
         self._rounds += 1
         histories = [(g, s.state.history) for g, s in zip(groups, shares, strict=True)]
-        digest = round_coordinate(
-            self._coordinate, self._rounds, self._config.layout, histories
-        )
+        digest = round_coordinate(self._coordinate, self._rounds, self._config.layout, histories)
         return RoundPlan(
             round_id=self._rounds, layout=self._config.layout, groups=groups, digest=digest
         )
 
     def _shares(self, now: float) -> list[Share]:
         """Rows for running requests (decoding ones first), then for new ones."""
-        suspect = next((entry for entry in self.book.running if entry.failures), None)
-        if suspect is not None:
-            return self._grant([suspect], self._config.max_batched_tokens)
+        for suspect in [entry for entry in self.book.running if entry.failures]:
+            alone = self._grant([suspect], self._config.max_batched_tokens)
+            if alone:  # else it had to yield its blocks, and the others go on
+                return alone
         before = self.book.preemptions
         decoding = [e for e in self.book.running if self.book.state(e).decoding]
         shares = self._grant(decoding, self._config.max_batched_tokens)
@@ -242,13 +234,15 @@ class Scheduler:
         load = LoadView(requests=views, prefill_rows=prefill, load=self.book.load())
         chosen = self._controller.decide(load)
         budget = self._config.max_batched_tokens - sum(share.rows for share in shares)
+        draft_budget = self._config.max_batched_tokens
         drafts: dict[int, HostDraft | DeviceDraft] = {}
         for share in emitters:
             k = min(chosen.get(_id(share.entry), 0), self._room(share), budget)
-            draft = self._propose(share, k) if k > 0 else None
+            draft = self._propose(share, k, draft_budget)
             if draft is not None:
                 drafts[_id(share.entry)] = draft
-                budget -= k
+                budget -= _depth(draft)
+                draft_budget -= draft.catch_up if isinstance(draft, DeviceDraft) else 0
         return drafts
 
     def _view(self, share: Share) -> DraftView:
@@ -260,8 +254,14 @@ class Scheduler:
             lag=len(share.state.tokens) - 1 - share.entry.draft_rows,
         )
 
-    def _propose(self, share: Share, k: int) -> HostDraft | DeviceDraft | None:
-        """Drafts of the request's proposer for which there are blocks; never preempts for them."""
+    def _propose(self, share: Share, k: int, draft_budget: int) -> HostDraft | DeviceDraft | None:
+        """Drafts of the request's proposer for which there are blocks; never preempts for them.
+
+        A round that broke is tried again with the same drafts: whether it broke may depend on
+        them, so another K would be a biased choice (contract section 3).
+        """
+        if share.entry.failures:
+            return share.entry.retry
         entry, tokens = share.entry, share.state.tokens
         proposer = self._proposers.get(entry.request.speculation.proposer)
         spare = self.book.tables.rows_available(entry, Role.TARGET) - len(tokens)
@@ -272,7 +272,7 @@ class Scheduler:
             request=_id(entry),
             tokens=tokens,
             draft_rows=entry.draft_rows,
-            row_budget=self._config.max_batched_tokens,
+            row_budget=draft_budget,
         )
         draft = proposer.propose(view, k)
         if isinstance(draft, DeviceDraft):
@@ -301,6 +301,19 @@ class Scheduler:
             verifier=request.speculation.verifier,
             stop=request.stop,
             choice=request.choice,
+        )
+
+
+def _check_request(request: Request, limit: int) -> None:
+    if not request.prompt:
+        raise RequestRefused("prompt", "The prompt is empty; it needs at least one token.")
+    if request.stop.max_tokens < 1:
+        raise RequestRefused("max_tokens", f"{request.stop.max_tokens} tokens are less than 1.")
+    if len(request.prompt) >= limit:
+        raise ContextOverflow(
+            "prompt",
+            f"This model's maximum context length is {limit} tokens; the prompt has "
+            f"{len(request.prompt)} and at least one is needed for the output.",
         )
 
 

@@ -1,4 +1,4 @@
-"""Drafts by the draft model, inside the round. Decides only whether its cache must catch up first."""
+"""Drafts by the draft model, inside the round: decides only whether its cache catches up first."""
 
 from scheduler.plan import DeviceDraft
 from scheduler.proposal import RequestView
@@ -10,9 +10,11 @@ class DraftModelProposer:
 
     kind = ProposerKind.DRAFT_MODEL
 
-    def propose(self, view: RequestView, k: int) -> DeviceDraft:
-        """`depth` k, or 0 with as many catch-up rows as the budget allows."""
+    def propose(self, view: RequestView, k: int) -> DeviceDraft | None:
+        """`depth` k, or 0 with as many catch-up rows as the budget allows; None without any."""
         pending = len(view.tokens) - view.draft_rows
+        if view.row_budget < 1:
+            return None
         if pending > view.row_budget:
             return DeviceDraft(depth=0, rows=view.draft_rows, catch_up=view.row_budget)
         return DeviceDraft(depth=k, rows=view.draft_rows, catch_up=pending)

@@ -78,7 +78,7 @@ def add_bias(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> Tenso
 
 def forbid(logits: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
     """`logits` [M, V] with -inf at (`rows` [n], `ids` [n])."""
-    return logits.index_put((rows, ids), logits.new_tensor(_NEVER))
+    return logits.index_put((rows, ids), logits.new_full((), _NEVER))
 
 
 def penalise(

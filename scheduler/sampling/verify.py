@@ -59,7 +59,7 @@ def verify_token(
     the residual; after k acceptances the draw is from the bonus row.
     """
     rows = _Rows(batch, p, q)
-    bound = acceptance_bound(rows.p_draft, rows.q_draft) * rows.inside
+    bound = acceptance_bound(rows.p_draft, rows.q_draft)
     accepted = _leading((accept_uniforms < bound) & rows.inside)
     law, fallback = rows.terminal_law(accepted, p.new_ones(accepted.shape))
     return Verdict(
@@ -69,7 +69,7 @@ def verify_token(
         bound=bound,
         p_draft=rows.p_draft,
         q_draft=rows.q_draft,
-        mass=rows.overlaps() * rows.inside,
+        mass=rows.overlaps(),
         base=rows.inside.to(p.dtype),
     )
 
@@ -95,8 +95,8 @@ def verify_block(
         bound=bound,
         p_draft=rows.p_draft,
         q_draft=rows.q_draft,
-        mass=reach[:, 1:] * rows.inside,
-        base=reach[:, :-1] * rows.inside,
+        mass=rows.only_inside(reach[:, 1:]),
+        base=rows.only_inside(reach[:, :-1]),
     )
 
 
@@ -189,12 +189,17 @@ class _Rows:
         places = torch.arange(batch.drafts.shape[1], device=p.device)
         self._p_rows = _target_rows(batch)
         self._q_rows = (batch.draft_row[:, None] + places).clamp_(max=self._q.shape[0] - 1)
-        self.p_draft = p[self._p_rows, batch.drafts] * self.inside
-        self.q_draft = self._q[self._q_rows, batch.drafts] * self.inside
+        self.p_draft = self.only_inside(p[self._p_rows, batch.drafts])
+        self.q_draft = self.only_inside(self._q[self._q_rows, batch.drafts])
+
+    def only_inside(self, values: Tensor) -> Tensor:
+        """`values` [R, Kmax], and 0 past each request's k, where another's row was read."""
+        return torch.where(self.inside, values, 0.0)
 
     def overlaps(self) -> Tensor:
         """Sum of min(p, q) at every place: [R, Kmax]."""
-        return self._per_place([torch.minimum(p, q).sum(dim=-1) for p, q in self._pairs()])
+        columns = [torch.minimum(p, q).sum(dim=-1) for p, q in self._pairs()]
+        return self.only_inside(self._per_place(columns))
 
     def surpluses(self, reach: Tensor) -> Tensor:
         """Z: sum of max(P_i p_{i+1} - q_{i+1}, 0) for every i < Kmax: [R, Kmax]."""

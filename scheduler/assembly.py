@@ -1,0 +1,46 @@
+"""Puts an engine together from its settings and a runner: the one place that knows every part."""
+
+from collections.abc import Callable
+
+from scheduler.commit import FaultHook, Ledger, no_faults
+from scheduler.config import EngineConfig
+from scheduler.controller import Controller, FixedController
+from scheduler.coordinate import engine_coordinate
+from scheduler.engine import Engine
+from scheduler.proposal import Proposer
+from scheduler.proposers.draft_model import DraftModelProposer
+from scheduler.proposers.ngram import NgramProposer
+from scheduler.runner import ModelRunner
+from scheduler.scheduler import Book, Scheduler
+from scheduler.stats import StatsSink
+
+
+def build_engine(
+    config: EngineConfig,
+    runner: ModelRunner,
+    *,
+    sink: StatsSink,
+    clock: Callable[[], float],
+    controller: Controller | None = None,
+    fault: FaultHook = no_faults,
+) -> Engine:
+    """An engine that is not started yet. Without a `controller` every K is `config.k`."""
+    capabilities = runner.capabilities()
+    proposers: list[Proposer] = [NgramProposer()]
+    if capabilities.draft is not None:
+        proposers.append(DraftModelProposer())
+    controller = controller or FixedController(config.k)
+    scheduler = Scheduler(
+        Book(config, Ledger(fault)),
+        controller,
+        {proposer.kind: proposer for proposer in proposers},
+        engine_coordinate(capabilities),
+    )
+    return Engine(
+        scheduler=scheduler,
+        runner=runner,
+        controller=controller,
+        sink=sink,
+        clock=clock,
+        fault=fault,
+    )

@@ -1,0 +1,1 @@
+"""Model execution behind the engine's `ModelRunner` protocol."""

@@ -1,0 +1,90 @@
+"""The forward of one model over a paged pool: packed rows to hidden states to logits.
+
+`Forward` is all that a round sees of a model; `TransformersForward` is it for the models that
+`loading` admits. Neither knows requests, drafts or sampling.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from scheduler.config import PoolConfig
+from scheduler.runner import ModelIdentity
+from scheduler.runtime.attention import PackedAttention
+from scheduler.runtime.kv_cache import KvPool
+from scheduler.runtime.loading import LoadedModel
+from scheduler.runtime.rows import PackedRows
+
+
+class Forward(Protocol):
+    """One model and its K/V pool. Not thread-safe: one thread calls it."""
+
+    vocabulary: int
+    max_positions: int
+    block_size: int
+    device: torch.device
+
+    def hidden(self, token_ids: torch.Tensor, rows: PackedRows) -> torch.Tensor:
+        """Final hidden states [N, H] of int64 `token_ids` [N] at `rows`.
+
+        Writes the K/V rows of all inputs. A row sees exactly its own segment's rows at positions
+        up to its own, cached ones and those of this call.
+        """
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Raw next-token logits [M, V] float32 of hidden states [M, H]."""
+        ...
+
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
+        """Zero the K/V rows of some blocks, so that nothing that is not finite stays in them."""
+        ...
+
+    def memory_bytes(self) -> int:
+        """Bytes of weights and K/V pool."""
+        ...
+
+
+class TransformersForward:
+    """A loaded model with a K/V pool of its own."""
+
+    def __init__(self, model: LoadedModel, pool: PoolConfig) -> None:
+        self.identity: ModelIdentity = model.identity
+        self.vocabulary = model.head.vocabulary
+        self.max_positions = model.max_positions
+        self.block_size = pool.block_size
+        self.device = model.device
+        self.pool = KvPool(model.kv_shape, pool, model.device)
+        self._decoder = model.decoder
+        self._head = model.head
+        self._heads = model.heads
+
+    def hidden(self, token_ids: torch.Tensor, rows: PackedRows) -> torch.Tensor:
+        """Final hidden states [N, H] of int64 `token_ids` [N] at `rows`; writes K/V.
+
+        Raises ValueError when `rows` do not fit the pool, the context or the tokens.
+        """
+        if len(token_ids) != len(rows.positions):
+            raise ValueError(f"{len(token_ids)} tokens for {len(rows.positions)} rows")
+        if rows.highest_position >= self.max_positions:
+            raise ValueError(
+                f"position {rows.highest_position} is past the model's {self.max_positions}"
+            )
+        with torch.inference_mode():
+            attention = PackedAttention(self.pool, rows, self._heads)
+            return self._decoder.hidden(token_ids, rows, attention)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Raw next-token logits [M, V] float32 of hidden states [M, H]."""
+        with torch.inference_mode():
+            return self._head.logits(hidden)
+
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
+        """Zero the K/V rows of some blocks."""
+        with torch.inference_mode():
+            self.pool.clear_blocks(blocks)
+
+    def memory_bytes(self) -> int:
+        """Bytes of weights and K/V pool."""
+        return self._decoder.weight_bytes() + self._head.bytes() + self.pool.bytes()

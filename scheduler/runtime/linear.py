@@ -1,0 +1,158 @@
+"""The one entry for every linear layer, head included.
+
+It knows weights and rows. It knows nothing of layers' roles, models or requests.
+"""
+
+import functools
+import warnings
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch.nn.functional import linear as dense_linear
+from torch.nn.functional import pad
+
+# Half precision holds any |w| up to this; its spacing near zero is 2^-24.
+HALF_LARGEST = 65504.0
+HALF_ERROR = 2.0**-25
+
+
+class LinearLayer(Protocol):
+    """Weights ready to multiply with: `product(x [.., in]) -> [.., out]`."""
+
+    out_features: int
+
+    def product(self, rows: torch.Tensor) -> torch.Tensor:
+        """`rows @ weight.T + bias` in the dtype of `rows`."""
+        ...
+
+    def bytes(self) -> int:
+        """Bytes that the weights take."""
+        ...
+
+
+class DenseLinear:
+    """Weights as torch keeps them, [out, in] in the compute dtype."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._weight = weight
+        self._bias = bias
+        self.out_features = weight.shape[0]
+
+    def product(self, rows: torch.Tensor) -> torch.Tensor:
+        """`rows @ weight.T + bias`."""
+        return dense_linear(rows, self._weight, self._bias)
+
+    def bytes(self) -> int:
+        """Bytes of weight and bias."""
+        return self._weight.nbytes + (0 if self._bias is None else self._bias.nbytes)
+
+
+class HalfLinear:
+    """Weights packed to float16, activations and sums in float32 (FBGEMM, x86 only).
+
+    A decode step is bound by the bytes of its weights; this reads half of them.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._packed = _pack_half(weight)
+        self._bias = bias
+        self._bytes = 2 * weight.numel() + (0 if bias is None else bias.nbytes)
+        self.out_features = weight.shape[0]
+
+    def product(self, rows: torch.Tensor) -> torch.Tensor:
+        """`rows @ weight.T + bias`, float32 in and out."""
+        return torch.fbgemm_linear_fp16_weight_fp32_activation(rows, self._packed, self._bias)
+
+    def bytes(self) -> int:
+        """Bytes of weight and bias."""
+        return self._bytes
+
+
+class LinearModule(torch.nn.Module):
+    """A linear layer in the place of a `torch.nn.Linear` of a model that calls modules."""
+
+    def __init__(self, layer: LinearLayer) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """`rows` [.., in] to [.., out]."""
+        return linear(rows, self.layer)
+
+
+def linear(rows: torch.Tensor, layer: LinearLayer, row_quantum: int = 1) -> torch.Tensor:
+    """Multiply `rows` [.., N, in] with `layer`: the only way a product with weights is taken.
+
+    `row_quantum` pads N with zero rows to a multiple: kernels choose their summation order by the
+    row count, so a fixed quantum makes a row's bits independent of how many rows share the call.
+    """
+    short = -rows.shape[-2] % row_quantum if row_quantum > 1 else 0
+    if short == 0:
+        return layer.product(rows)
+    return layer.product(pad(rows, (0, 0, 0, short)))[..., : rows.shape[-2], :]
+
+
+def build_linear(
+    weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None], *, half: bool
+) -> LinearLayer:
+    """One layer from weights [out_i, in] stacked along `out`; a missing bias counts as zeros.
+
+    With `half`, float32 weights are packed when float16 holds them to 2^-25 absolute; otherwise
+    they stay as they are.
+    """
+    weight = torch.cat(list(weights)) if len(weights) > 1 else weights[0]
+    bias = _stack_biases(weights, biases)
+    if half and packs_exactly(weight):
+        return HalfLinear(weight, bias)
+    return DenseLinear(weight, bias)
+
+
+def packs_exactly(weight: torch.Tensor) -> bool:
+    """Whether float16 holds a float32 CPU `weight` [out, in] to 2^-25 absolute.
+
+    Every bfloat16 or float16 value of magnitude up to 65504 passes: only bfloat16 values below
+    2^-14 lose bits, and half the float16 spacing there is 2^-25.
+    """
+    if weight.dtype != torch.float32 or weight.device.type != "cpu" or not half_available():
+        return False
+    # By slices, so that a head of a large vocabulary needs no second copy of itself.
+    for first in range(0, len(weight), 4096):
+        part = weight[first : first + 4096]
+        if not bool((part.abs() <= HALF_LARGEST).all()):
+            return False
+        if bool(((part - part.half().float()).abs() > HALF_ERROR).any()):
+            return False
+    return True
+
+
+@functools.cache
+def half_available() -> bool:
+    """Whether this build and processor can pack weights to float16."""
+    try:
+        probe = HalfLinear(torch.eye(8), None)
+    except RuntimeError:
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return bool(torch.equal(probe.product(torch.eye(8)), torch.eye(8)))
+
+
+def _pack_half(weight: torch.Tensor) -> torch.Tensor:
+    # The operators are marked deprecated, which they say once in a process; no other spelling of
+    # the same kernel costs as little a call, and torch is pinned.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.fbgemm_pack_gemm_matrix_fp16(weight)
+
+
+def _stack_biases(
+    weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
+) -> torch.Tensor | None:
+    if all(bias is None for bias in biases):
+        return None
+    parts = [
+        weight.new_zeros(weight.shape[0]) if bias is None else bias
+        for weight, bias in zip(weights, biases, strict=True)
+    ]
+    return torch.cat(parts) if len(parts) > 1 else parts[0]

@@ -1,0 +1,45 @@
+"""One model with its pool, as a round uses it: packs rows, adds up the seconds inside forwards."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from scheduler.runtime.forward import Forward
+from scheduler.runtime.rows import Segment, pack
+
+
+class TimedForward:
+    """A `Forward` that takes segments. `seconds` grows by the time spent inside the model.
+
+    On a device that runs ahead of the host this is launch time, not device time.
+    """
+
+    def __init__(self, forward: Forward, clock: Callable[[], float]) -> None:
+        self._forward = forward
+        self._clock = clock
+        self.seconds = 0.0
+
+    def hidden(self, token_ids: Tensor, segments: Sequence[Segment]) -> Tensor:
+        """Hidden states [N, H] of packed rows; their K/V rows are written."""
+        rows = pack(segments, self._forward.block_size, self._forward.device)
+        started = self._clock()
+        hidden = self._forward.hidden(token_ids, rows)
+        self.seconds += self._clock() - started
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Float32 logits [M, V] of chosen rows [M, H]."""
+        started = self._clock()
+        logits = self._forward.logits(hidden)
+        self.seconds += self._clock() - started
+        return logits
+
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
+        """Zero the K/V rows of some blocks."""
+        self._forward.clear_blocks(blocks)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model runs."""
+        return self._forward.device
