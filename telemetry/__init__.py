@@ -1,0 +1,1 @@
+"""Reports what the engine did, one way: nothing here is read back by a decision."""

@@ -1,0 +1,295 @@
+"""Declares every `fencepost_` metric, in one place, on a registry that is handed in.
+
+Knows names, labels and buckets; what is counted when stands in `telemetry.sink`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+)
+
+from scheduler.plan import TerminalKind
+from scheduler.request import FinishReason, ProposerKind
+from scheduler.stats import CommitOutcome, Policy
+from telemetry.families import PlainCounter, PositionCounter, WeightedHistogram
+
+__all__ = [
+    "OTHER_DOMAIN",
+    "PREFIX_BUCKETS",
+    "PROPOSERS",
+    "SPECULATION",
+    "HttpMetrics",
+    "LawMetrics",
+    "LoadMetrics",
+    "Metrics",
+    "RequestMetrics",
+    "RoundMetrics",
+    "SpeculationMetrics",
+    "new_registry",
+]
+
+PREFIX = "fencepost_"
+OTHER_DOMAIN = "other"
+PROPOSERS = tuple(kind for kind in ProposerKind if kind is not ProposerKind.NONE)
+PREFIX_BUCKETS = ((256, "0-255"), (1024, "256-1023"), (4096, "1024-4095"), (None, "4096+"))
+"""(first length that is too long, label value): tokens before the round."""
+SPECULATION = ("off", "on")
+ROUND_PARTS = ("draft", "verify", "decide", "schedule", "commit", "queue")
+ROW_MODELS = ("target", "draft", "logit")
+ROW_KINDS = ("prefill", "frontier", "draft")
+POOLS = ("target", "draft")
+BLOCK_STATES = ("used", "free", "cached")
+HTTP_STATUSES = ("1xx", "2xx", "3xx", "4xx", "499", "5xx")
+
+# Each includes every bound that vLLM's histogram of the same thing has, so that the aliases can
+# show the same counts and a dashboard's fixed `le` is found.
+FIRST_TOKEN_BUCKETS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0),
+    *(7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+TOKEN_BUCKETS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0),
+    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+REQUEST_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0),
+    *(15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+ROW_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+
+
+def new_registry() -> CollectorRegistry:
+    """A registry with the metrics of this process. For the whole process, the client library's
+    `_created` series are switched off: they would double the page."""
+    disable_created_metrics()
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    return registry
+
+
+class SpeculationMetrics:
+    """Reach, acceptance and waste by draft position, counted from 0."""
+
+    def __init__(self, registry: CollectorRegistry, k_max: int, domains: Sequence[str]) -> None:
+        drafter: dict[str, Sequence[str]] = {"proposer": [kind.value for kind in PROPOSERS]}
+        rule = drafter | {"policy": [policy.value for policy in Policy]}
+        full = rule | {"domain": domains, "prefix": [label for _, label in PREFIX_BUCKETS]}
+
+        def family(
+            name: str, text: str, label_sets: Mapping[str, Sequence[str]], *, runs: bool = True
+        ) -> PositionCounter:
+            return PositionCounter(
+                registry, PREFIX + name, text, label_sets=label_sets, positions=k_max, runs=runs
+            )
+
+        self.reached = family(
+            "spec_reached", "Draft positions tested, up to the first rejection or stop.", full
+        )
+        self.accepted = family("spec_accepted", "Draft positions accepted and kept.", full)
+        self.proposed = family("spec_proposed", "Draft tokens proposed.", drafter)
+        self.verified = family("spec_verified", "Draft tokens scored by the target.", drafter)
+        self.mass = family(
+            "spec_acceptance_mass",
+            "Numerator of the low-variance reach acceptance.",
+            rule,
+            runs=False,
+        )
+        self.base = family(
+            "spec_acceptance_base",
+            "Denominator of the low-variance reach acceptance.",
+            rule,
+            runs=False,
+        )
+
+
+class LawMetrics:
+    """The law of A at each K, and of terminals."""
+
+    def __init__(self, registry: CollectorRegistry, k_max: int) -> None:
+        self.rounds = PlainCounter(
+            registry,
+            PREFIX + "spec_rounds",
+            "Published rounds of one request by draft length, accepted drafts and terminal.",
+            ("k", "accepted", "terminal"),
+            (
+                (str(k), str(accepted), terminal.value)
+                for k in range(k_max + 1)
+                for accepted in range(k + 1)
+                for terminal in TerminalKind
+            ),
+        )
+        self.round_k = WeightedHistogram(
+            registry,
+            PREFIX + "round_k",
+            "Draft length K of each published round of a request.",
+            buckets=range(k_max + 1),
+        )
+
+
+class RoundMetrics:
+    """What rounds did and cost."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str) -> PlainCounter:
+            return PlainCounter(registry, PREFIX + name, text)
+
+        def labelled(name: str, text: str, label: str, values: Sequence[str]) -> PlainCounter:
+            return PlainCounter(registry, PREFIX + name, text, (label,), [(v,) for v in values])
+
+        self.tokens_committed = counter("tokens_committed", "Tokens published.")
+        self.tokens_prefilled = counter("tokens_prefilled", "Prompt rows computed by the target.")
+        self.host_syncs = counter("host_syncs", "Host-device synchronisations of rounds.")
+        self.residual_fallbacks = counter(
+            "residual_fallbacks", "Draws from the target's row because the residual had no mass."
+        )
+        self.preemptions = counter("preemptions", "Requests that gave their K/V blocks back.")
+        self.forward_seconds = counter("forward_seconds", "Time inside model forwards.")
+        self.rounds = counter("rounds", "Rounds of the engine.")
+        self.round_seconds = labelled(
+            "round_seconds", "Time of rounds; the parts add up.", "part", ROUND_PARTS
+        )
+        self.rows = labelled(
+            "rows",
+            "Rows computed by each model, and target rows that gave logits.",
+            "kind",
+            ROW_MODELS,
+        )
+        self.commits = labelled(
+            "commit",
+            "Ends of rounds, one a request.",
+            "outcome",
+            [each.value for each in CommitOutcome],
+        )
+        self.round_rows = WeightedHistogram(
+            registry,
+            PREFIX + "round_rows",
+            "Target rows of one round.",
+            buckets=ROW_BUCKETS,
+            label=("kind", ROW_KINDS),
+        )
+
+
+class LoadMetrics:
+    """The engine at one moment."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(PREFIX + name, text, registry=registry)
+
+        self.running = gauge("requests_running", "Requests that take part in rounds.")
+        self.waiting = gauge("requests_waiting", "Requests in the queue.")
+        self.kv_usage = gauge("kv_cache_usage_ratio", "Target K/V blocks in use, 0 to 1.")
+        self.kv_blocks = Gauge(
+            PREFIX + "kv_blocks", "K/V blocks by state.", ("pool", "state"), registry=registry
+        )
+        for pool, state in product(POOLS, BLOCK_STATES):
+            self.kv_blocks.labels(pool, state)
+
+
+class RequestMetrics:
+    """How requests ended and how long they took."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def seconds(name: str, text: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(PREFIX + name, text, buckets=buckets, registry=registry)
+
+        def by_speculation(name: str, text: str, buckets: Sequence[float]) -> Histogram:
+            histogram = Histogram(
+                PREFIX + name, text, ("speculation",), buckets=buckets, registry=registry
+            )
+            for value in SPECULATION:
+                histogram.labels(value)
+            return histogram
+
+        self.ended = _labelled(
+            registry,
+            "requests",
+            "Requests that ended.",
+            "outcome",
+            [reason.value for reason in FinishReason],
+        )
+        self.prompt_tokens = Counter(
+            PREFIX + "prompt_tokens", "Prompt tokens of requests that ended.", registry=registry
+        )
+        self.ttft = by_speculation(
+            "request_ttft_seconds", "Arrival to first token.", FIRST_TOKEN_BUCKETS
+        )
+        self.tpot = by_speculation(
+            "request_tpot_seconds", "Time a token after the first.", TOKEN_BUCKETS
+        )
+        self.inter_token = WeightedHistogram(
+            registry,
+            PREFIX + "inter_token_seconds",
+            "Time between publications spread over their tokens; counts tokens.",
+            buckets=TOKEN_BUCKETS,
+        )
+        self.total = seconds("request_seconds", "Arrival to end.", REQUEST_BUCKETS)
+        self.queue = seconds("queue_seconds", "Arrival to admission.", REQUEST_BUCKETS)
+
+
+class HttpMetrics:
+    """Answers by class of status; 499 stands alone, for clients that left."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        family = _labelled(registry, "http_requests", "HTTP answers.", "status", HTTP_STATUSES)
+        self._children = {status: family.labels(status) for status in HTTP_STATUSES}
+
+    def count(self, status: int) -> None:
+        """Count one answer with an HTTP status of 100 to 599."""
+        self._children["499" if status == 499 else f"{status // 100}xx"].inc()
+
+
+class Metrics:
+    """All families of one engine. `domains` is the allow-list; the rest is counted as `other`.
+
+    `device_memory` returns bytes and is called at each scrape; `build` becomes the labels of
+    `build_info`.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        *,
+        k_max: int,
+        domains: Sequence[str],
+        device_memory: Callable[[], float],
+        build: Mapping[str, str],
+    ) -> None:
+        self.k_max = k_max
+        self.domains = tuple(dict.fromkeys((*domains, OTHER_DOMAIN)))
+        self.speculation = SpeculationMetrics(registry, k_max, self.domains)
+        self.law = LawMetrics(registry, k_max)
+        self.rounds = RoundMetrics(registry)
+        self.load = LoadMetrics(registry)
+        self.requests = RequestMetrics(registry)
+        self.http = HttpMetrics(registry)
+        self.loop_lag = WeightedHistogram(
+            registry,
+            PREFIX + "event_loop_lag_seconds",
+            "How late a timer of the event loop fired.",
+            buckets=LAG_BUCKETS,
+        )
+        memory = Gauge(
+            PREFIX + "device_memory_bytes", "Memory held on the device.", registry=registry
+        )
+        memory.set_function(device_memory)
+        Info(PREFIX + "build", "What is running.", registry=registry).info(dict(build))
+
+
+def _labelled(
+    registry: CollectorRegistry, name: str, text: str, label: str, values: Sequence[str]
+) -> Counter:
+    """A counter with one label, all of whose values exist from the start."""
+    counter = Counter(PREFIX + name, text, (label,), registry=registry)
+    for value in values:
+        counter.labels(value)
+    return counter

@@ -1,0 +1,281 @@
+"""Rounds worked out by hand give exactly these samples."""
+
+import timeit
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.plan import RoundTimings, TerminalKind
+from scheduler.request import FinishReason, ProposerKind
+from scheduler.stats import CommitOutcome, LoadStats, Policy, PoolStats
+from tests.telemetry.conftest import Board
+from tests.telemetry.rounds import drafted, ended, plain, step
+
+
+def positions(board, family, **labels):
+    """Values of one family by draft position, summed over all other labels."""
+    sums = [0.0] * board.metrics.k_max
+    for sample in board.samples(f"fencepost_{family}_total"):
+        if labels.items() <= sample.labels.items():
+            sums[int(sample.labels["position"])] += sample.value
+    return sums
+
+
+def test_rejection_reaches_one_position_past_the_last_accepted_draft(board):
+    board.sink.step(step(drafted(4, 2)))
+    assert positions(board, "spec_reached") == [1, 1, 1, 0]
+    assert positions(board, "spec_accepted") == [1, 1, 0, 0]
+    assert positions(board, "spec_proposed") == [1, 1, 1, 1]
+    assert positions(board, "spec_verified") == [1, 1, 1, 1]
+
+
+def test_full_acceptance_reaches_no_position_past_k(board):
+    board.sink.step(step(drafted(2, 2)))
+    assert positions(board, "spec_reached") == [1, 1, 0, 0]
+    assert positions(board, "spec_accepted") == [1, 1, 0, 0]
+    assert positions(board, "spec_proposed") == [1, 1, 0, 0]
+
+
+def test_stop_inside_the_drafts_censors_what_follows_it(board):
+    board.sink.step(step(drafted(4, 1, stop=True)))
+    assert positions(board, "spec_reached") == [1, 0, 0, 0]
+    assert positions(board, "spec_accepted") == [1, 0, 0, 0]
+    assert positions(board, "spec_proposed") == [1, 1, 1, 1]
+    assert board.value("spec_rounds_total", k="4", accepted="1", terminal="stop") == 1
+
+
+def test_reach_is_labelled_by_proposer_policy_domain_and_prefix(board):
+    board.sink.step(
+        step(
+            drafted(
+                1,
+                1,
+                proposer=ProposerKind.NGRAM,
+                policy=Policy.SHARED_NOISE,
+                domain="code",
+                position=1024,
+            )
+        )
+    )
+    labels = {"proposer": "ngram", "policy": "shared_noise", "domain": "code"}
+    assert (
+        board.value("spec_accepted_total", position="0", prefix="1024-4095", **labels)
+        == board.total("fencepost_spec_accepted_total")
+        == 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "prefix"),
+    [(1, "0-255"), (255, "0-255"), (256, "256-1023"), (4095, "1024-4095"), (4096, "4096+")],
+)
+def test_prefix_bucket_bounds(board, tokens, prefix):
+    board.sink.step(step(drafted(1, 0, position=tokens)))
+    assert board.total("fencepost_spec_reached_total", prefix=prefix) == 1
+
+
+def test_domain_outside_the_allow_list_counts_as_other(board):
+    board.sink.step(step(drafted(1, 1, domain="<script>"), drafted(1, 1, domain="chat")))
+    assert board.total("fencepost_spec_accepted_total", domain="other") == 1
+    assert board.total("fencepost_spec_accepted_total", domain="chat") == 1
+    assert board.select("fencepost_spec_accepted_total", domain="<script>") == []
+
+
+def test_acceptance_mass_and_base_add_up_by_position(board):
+    board.sink.step(step(drafted(3, 1, mass=0.25, base=0.5), drafted(3, 0, mass=0.125)))
+    assert positions(board, "spec_acceptance_mass") == [0.375, 0.25, 0, 0]
+    assert positions(board, "spec_acceptance_base") == [1.5, 0.5, 0, 0]
+
+
+def test_law_of_accepted_counts_by_k_and_terminal(board):
+    board.sink.step(step(drafted(2, 2), drafted(2, 1), drafted(2, 1), plain()))
+    assert board.value("spec_rounds_total", k="2", accepted="2", terminal="bonus") == 1
+    assert board.value("spec_rounds_total", k="2", accepted="1", terminal="correction") == 2
+    assert board.value("spec_rounds_total", k="0", accepted="0", terminal="plain") == 1
+    assert board.total("fencepost_spec_rounds_total") == 4
+    assert board.value("round_k_bucket", le="0.0") == 1
+    assert board.value("round_k_bucket", le="2.0") == 4
+    assert board.value("round_k_sum") == 6
+
+
+def test_costs_of_a_round_add_up_to_its_time(board):
+    board.sink.step(
+        step(
+            timings=RoundTimings(draft=0.125, verify=0.5, decide=0.0625, forward=0.5),
+            schedule_seconds=0.03125,
+            commit_seconds=0.015625,
+            round_seconds=1.0,
+            target_rows=9,
+            draft_rows=4,
+            logit_rows=5,
+            host_syncs=1,
+            residual_fallbacks=2,
+            preemptions=3,
+        )
+    )
+    parts = {
+        name: board.value("round_seconds_total", part=name)
+        for name in ("draft", "verify", "decide", "schedule", "commit", "queue")
+    }
+    assert parts == {
+        "draft": 0.125,
+        "verify": 0.5,
+        "decide": 0.0625,
+        "schedule": 0.03125,
+        "commit": 0.015625,
+        "queue": 0.265625,
+    }
+    assert board.value("forward_seconds_total") == 0.5
+    assert board.value("rounds_total") == 1
+    assert board.value("rows_total", kind="target") == 9
+    assert board.value("rows_total", kind="draft") == 4
+    assert board.value("rows_total", kind="logit") == 5
+    assert board.value("host_syncs_total") == 1
+    assert board.value("residual_fallbacks_total") == 2
+    assert board.value("preemptions_total") == 3
+
+
+def test_parts_that_overlap_a_little_never_count_backwards(board):
+    timings = RoundTimings(draft=0.5, verify=0.5, decide=0.5, forward=0.0)
+    board.sink.step(step(timings=timings, round_seconds=1.0))
+    assert board.value("round_seconds_total", part="queue") == 0
+
+
+def test_rows_of_the_packed_call_by_kind(board):
+    chunk = plain(committed=0, terminal=None, prefilled=20)
+    last_chunk = plain(prefilled=3)
+    board.sink.step(step(drafted(4, 2), chunk, last_chunk))
+    assert board.value("round_rows_sum", kind="prefill") == 23
+    assert board.value("round_rows_sum", kind="frontier") == 2
+    assert board.value("round_rows_sum", kind="draft") == 4
+    assert board.value("round_rows_count", kind="draft") == 1
+    assert board.value("tokens_prefilled_total") == 23
+    assert board.value("round_k_count") == 2
+
+
+def test_outcomes_other_than_published_count_no_tokens(board):
+    stale = plain(outcome=CommitOutcome.STALE, committed=0, terminal=None)
+    board.sink.step(step(drafted(4, 2), stale, stale))
+    assert board.value("commit_total", outcome="published") == 1
+    assert board.value("commit_total", outcome="stale") == 2
+    assert board.value("commit_total", outcome="aborted") == 0
+    assert board.value("tokens_committed_total") == 3
+
+
+def test_inter_token_histogram_counts_tokens_not_steps(board):
+    board.sink.step(step(itl_seconds=((0.01, 3), (0.0625, 1))))
+    assert board.value("inter_token_seconds_count") == 4
+    assert board.value("inter_token_seconds_sum") == pytest.approx(0.0925)
+    assert board.value("inter_token_seconds_bucket", le="0.005") == 0
+    assert board.value("inter_token_seconds_bucket", le="0.01") == 3
+    assert board.value("inter_token_seconds_bucket", le="0.075") == 4
+
+
+def test_load_shows_blocks_of_both_pools(board):
+    board.sink.load(
+        LoadStats(
+            running=3,
+            waiting=5,
+            target_pool=PoolStats(used=6, free=1, cached=1),
+            draft_pool=PoolStats(used=2, free=4, cached=0),
+        )
+    )
+    assert board.value("requests_running") == 3
+    assert board.value("requests_waiting") == 5
+    assert board.value("kv_cache_usage_ratio") == 0.75
+    blocks = {
+        (pool, state): board.value("kv_blocks", pool=pool, state=state)
+        for pool in ("target", "draft")
+        for state in ("used", "free", "cached")
+    }
+    assert list(blocks.values()) == [6, 1, 1, 2, 4, 0]
+
+
+def test_step_shows_its_load(board):
+    load = LoadStats(
+        running=2, waiting=0, target_pool=PoolStats(used=1, free=1, cached=0), draft_pool=None
+    )
+    board.sink.step(step(load=load))
+    assert board.value("requests_running") == 2
+    assert board.value("kv_cache_usage_ratio") == 0.5
+
+
+def test_finished_request_gives_its_times(board):
+    board.sink.step(step(finished=(ended(),)))
+    assert board.value("requests_total", outcome="stop") == 1
+    assert board.value("prompt_tokens_total") == 7
+    assert board.value("request_ttft_seconds_sum", speculation="on") == 2
+    assert board.value("request_tpot_seconds_sum", speculation="on") == 1
+    assert board.value("request_tpot_seconds_count", speculation="off") == 0
+    assert board.value("request_seconds_sum") == 6
+    assert board.value("queue_seconds_sum") == 0.5
+
+
+def test_abort_gives_no_time_to_the_end(board):
+    board.sink.finished(ended(FinishReason.ABORT, speculated=False))
+    assert board.value("requests_total", outcome="abort") == 1
+    assert board.value("request_ttft_seconds_count", speculation="off") == 1
+    assert board.value("request_seconds_count") == 0
+    assert board.value("request_tpot_seconds_count", speculation="off") == 0
+
+
+def test_request_that_was_never_admitted_gives_no_times(board):
+    board.sink.finished(
+        ended(FinishReason.ABORT, admitted=None, first_token=None, completion_tokens=0)
+    )
+    assert board.value("queue_seconds_count") == 0
+    assert board.total("fencepost_request_ttft_seconds_count") == 0
+
+
+def test_one_token_has_no_time_a_token(board):
+    board.sink.finished(ended(FinishReason.LENGTH, completion_tokens=1))
+    assert board.value("request_seconds_count") == 1
+    assert board.total("fencepost_request_tpot_seconds_count") == 0
+
+
+@st.composite
+def published(draw):
+    """A round of one request as the engine may publish it."""
+    k = draw(st.integers(0, 4))
+    if k == 0:
+        return plain()
+    accepted = draw(st.integers(0, k))
+    stop = accepted > 0 and draw(st.booleans())
+    return drafted(k, accepted, stop=stop, policy=draw(st.sampled_from(Policy)))
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.lists(published(), max_size=5), max_size=6))
+def test_reach_identity_and_sums(rounds):
+    board = Board()
+    for groups in rounds:
+        board.sink.step(step(*groups))
+    reached, accepted = positions(board, "spec_reached"), positions(board, "spec_accepted")
+    everyone = [group for groups in rounds for group in groups if group.speculation is not None]
+    for position in range(3):
+        # contract section 10: what was accepted goes on, unless it stopped there or K ended there
+        left = sum(
+            group.speculation.accepted == position + 1
+            and (group.terminal is TerminalKind.STOP or group.speculation.k == position + 1)
+            for group in everyone
+        )
+        assert reached[position + 1] == accepted[position] - left
+        assert reached[position + 1] <= accepted[position] <= reached[position]
+    assert sum(accepted) == sum(group.speculation.accepted for group in everyone)
+    assert reached[0] == len(everyone)
+    committed = sum(group.committed for groups in rounds for group in groups)
+    assert board.value("tokens_committed_total") == committed
+    assert board.total("fencepost_spec_rounds_total") == sum(len(groups) for groups in rounds)
+
+
+def test_counting_a_round_of_eight_requests_is_cheap(board, record_property):
+    """Prints the cost; a limit on time would fail on a busy machine, and no count may grow."""
+    groups = [drafted(4, n % 5, policy=policy) for n, policy in enumerate([*Policy, *Policy])]
+    stats = step(*groups, itl_seconds=((0.01, 3),) * 8)
+    before = len(list(board.registry.collect()))
+    seconds = min(timeit.repeat(lambda: board.sink.step(stats), number=200, repeat=5)) / 200
+    record_property("microseconds_a_round", round(seconds * 1e6, 1))
+    print(f"{seconds * 1e6:.1f} us a round of 8 requests")
+    assert len(list(board.registry.collect())) == before
+    assert board.value("rounds_total") == 1000
