@@ -1,0 +1,1 @@
+"""Talks to clients: HTTP, the OpenAI protocol, chat templates, text and settings."""

@@ -1,0 +1,74 @@
+"""Puts routes, middleware and error answers together; everything else comes in as arguments."""
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.api import Api
+from server.errors import ApiError, Problem, error_response
+from server.flow import ClientGoneError
+from server.middleware import ApiKeys, FrontDoor
+from server.openapi import describe
+from server.outcomes import CLIENT_CLOSED, OutcomeSink, record_of
+from server.routes.chat import chat_routes
+from server.routes.completions import completion_routes
+from server.routes.models import model_routes
+from server.routes.operations import operation_routes
+from server.version import version
+
+__all__ = ["create_app"]
+
+Handler = Callable[[Request, Any], Coroutine[Any, Any, Response]]
+
+
+def create_app(api: Api, *, registry: CollectorRegistry, outcomes: OutcomeSink) -> FastAPI:
+    """The ASGI application over `api`. `registry` is rendered by /metrics, `outcomes` told how
+    each call ended."""
+    app = FastAPI(
+        title="Fencepost",
+        version=version(),
+        middleware=[
+            Middleware(FrontDoor, sink=outcomes, clock=api.clock),
+            Middleware(ApiKeys, keys=api.options.api_keys),
+        ],
+        exception_handlers=_handlers(),
+        docs_url=None,
+        redoc_url=None,
+    )
+    for routes in (completion_routes(api), chat_routes(api), model_routes(api)):
+        app.include_router(routes)
+    app.include_router(operation_routes(api, registry))
+    describe(app)
+    return app
+
+
+def _handlers() -> dict[int | type[Exception], Handler]:
+    return {
+        ApiError: _on_api_error,
+        ClientGoneError: _on_client_gone,
+        HTTPException: _on_http_exception,
+    }
+
+
+async def _on_api_error(_request: Request, problem: ApiError) -> Response:
+    return error_response(problem.problem)
+
+
+async def _on_client_gone(request: Request, _problem: ClientGoneError) -> Response:
+    record_of(request.scope).client_left = True
+    return Response(status_code=CLIENT_CLOSED)
+
+
+async def _on_http_exception(_request: Request, problem: HTTPException) -> Response:
+    code = {404: "unknown_url", 405: "method_not_supported"}.get(problem.status_code)
+    response = error_response(
+        Problem(status=problem.status_code, message=f"{problem.detail}.", code=code)
+    )
+    response.headers.update(problem.headers or {})
+    return response

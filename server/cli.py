@@ -1,0 +1,151 @@
+"""The command line: parses flags, starts what was asked for; imports nothing heavy for --help."""
+
+import argparse
+import importlib
+import importlib.util
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import ByteSize
+from pydantic.fields import FieldInfo
+
+from scheduler.errors import ConfigRefused
+from server.settings import Settings, SettingsError, load_settings
+from server.version import version
+
+__all__ = ["main"]
+
+_TOOLS = {"bench": "tests.bench", "pair": "deploy.pair"}
+_EPILOG = (
+    "Every flag can also be given as an environment variable (FENCEPOST_ and the name in capital "
+    "letters, as in FENCEPOST_MAX_REQUESTS) or as a key of the TOML file that --config names. "
+    "Flags win over variables, variables over the file."
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit status."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given and given[0] in _TOOLS:
+        return _run_tool(given[0], given[1:])
+    parsed = vars(_parser().parse_args(given))
+    if parsed.pop("command") == "version":
+        _say(f"fencepost {version()}")
+        return 0
+    return _serve(parsed)
+
+
+def _serve(flags: dict[str, object]) -> int:
+    try:
+        settings = load_settings(flags)
+        # Imported only now: it brings torch, which --help and bad settings need not wait for.
+        status: int = importlib.import_module("server.main").serve(settings)
+    except (SettingsError, ConfigRefused) as problem:
+        sys.stderr.write(f"fencepost: cannot start: {problem}\n")
+        return 2
+    return status
+
+
+def _run_tool(name: str, arguments: list[str]) -> int:
+    """Run a module of the source tree as a program."""
+    module = f"{_TOOLS[name]}.__main__"
+    if not _exists(module):
+        sys.stderr.write(f"fencepost: {name} needs the source tree: {module} is not here\n")
+        return 2
+    sys.argv = [f"fencepost {name}", *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    return 0
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fencepost", description="Serves language models with exact speculative decoding."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve = commands.add_parser(
+        "serve",
+        help="start the HTTP server",
+        usage="fencepost serve [FLAG ...]",
+        description="Start the HTTP server, by default with the embedded model pair.",
+        epilog=_EPILOG,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    for name, field in Settings.model_fields.items():
+        _add_flag(serve, name, field)
+    _refuse_adapters(serve)
+    commands.add_parser("bench", help="measure a running server (source tree only)")
+    commands.add_parser("pair", help="train and evaluate the embedded pair (source tree only)")
+    commands.add_parser("version", help="print the version")
+    return parser
+
+
+def _add_flag(parser: argparse.ArgumentParser, name: str, field: FieldInfo) -> None:
+    flag = f"--{name.replace('_', '-')}"
+    text = f"{field.description}{_default(field)}".replace("%", "%%")
+    if field.annotation is bool:
+        parser.add_argument(flag, help=text, action=argparse.BooleanOptionalAction)
+        return
+    parser.add_argument(flag, dest=name, help=text, metavar=_metavar(field))
+
+
+def _default(field: FieldInfo) -> str:
+    default = field.default
+    return "" if default is None or default in {(), False} else f" (default: {default})"
+
+
+def _metavar(field: FieldInfo) -> str:
+    """The choices of a literal, else a word for the kind of value."""
+    kinds = _kinds(field.annotation)
+    if get_origin(kinds[0]) is Literal:
+        return "|".join(map(str, get_args(kinds[0])))
+    if get_origin(kinds[0]) is tuple:
+        return "A,B,..."
+    words = {int: "N", float: "SECONDS", ByteSize: "BYTES", Path: "FILE"}
+    return words.get(kinds[0], "TEXT") + ("|auto" if len(kinds) > 1 else "")
+
+
+def _kinds(annotation: object) -> list[Any]:
+    """The types of a union but None, without what constrains them."""
+    if get_origin(annotation) is Annotated:
+        return _kinds(get_args(annotation)[0])
+    if get_origin(annotation) in {Union, UnionType}:
+        return [kind for part in get_args(annotation) for kind in _kinds(part)]
+    return [] if annotation is NoneType else [annotation]
+
+
+class _RefuseAdapters(argparse.Action):
+    """Names what is not there instead of an unknown flag."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,  # noqa: ARG002 - the library's signature
+        values: object,  # noqa: ARG002
+        option_string: str | None = None,
+    ) -> None:
+        parser.error(f"{option_string}: LoRA adapters are not supported; merge them first")
+
+
+def _refuse_adapters(parser: argparse.ArgumentParser) -> None:
+    for flag in ("--enable-lora", "--lora-modules"):
+        parser.add_argument(flag, nargs="*", action=_RefuseAdapters, help=argparse.SUPPRESS)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

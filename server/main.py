@@ -1,0 +1,202 @@
+"""The server process: listen, load, answer, drain. The composition root.
+
+It listens before the models are loaded, so that probes get an answer: /health says 200 and /ready
+says 503 until then. Importing what loads them takes seconds too, so that it waits as well.
+"""
+
+import asyncio
+import importlib
+import logging
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import uvicorn
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from server.api import Api, ApiOptions
+from server.app import create_app
+from server.backend import Backend
+from server.outcomes import CallOutcome, OutcomeSink
+from server.settings import Settings, SettingsError
+from server.version import version
+from telemetry.aliases import VllmAliases
+from telemetry.loop_lag import LagMonitor
+from telemetry.metrics import Metrics, new_registry
+from telemetry.sink import PrometheusSink
+
+if TYPE_CHECKING:
+    from scheduler.engine import Engine
+    from server.assembly import Loaded
+
+__all__ = ["serve"]
+
+logger = logging.getLogger("fencepost")
+
+# Longer than load balancers keep an idle connection, so that it is they who close it.
+_KEEP_ALIVE_SECONDS = 75
+_LAST_WORDS_SECONDS = 5
+
+
+def serve(settings: Settings) -> int:
+    """Run until a signal ends it; returns the exit status.
+
+    Raises SettingsError or ConfigRefused when it cannot start.
+    """
+    logging.basicConfig(
+        level=settings.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    return uvloop.run(_Process(settings).run())
+
+
+class _HttpOutcomes(OutcomeSink):
+    """Counts calls by status class."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def call(self, outcome: CallOutcome) -> None:
+        """Count one call."""
+        self._metrics.http.count(outcome.status)
+
+
+class _Process:
+    """What lives as long as the process. `loaded` appears once."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._backend = Backend()
+        self._registry: CollectorRegistry = new_registry()
+        self._loaded: Loaded | None = None
+        self._stop = asyncio.Event()
+        self._signals = 0
+        self._metrics = Metrics(
+            self._registry,
+            k_max=settings.longest_draft,
+            domains=settings.domains,
+            device_memory=self._device_memory,
+            build={"version": version(), "model": settings.names[0]},
+        )
+        VllmAliases(self._registry, self._metrics, model_name=settings.names[0])
+
+    async def run(self) -> int:
+        """Listen, load, serve, drain."""
+        listener = _listen(self._settings)
+        server = uvicorn.Server(self._uvicorn_config())
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        lag = asyncio.create_task(LagMonitor(self._metrics.loop_lag.observe, time.monotonic).run())
+        while not (server.started or serving.done()):  # noqa: ASYNC110 - uvicorn has no event
+            await asyncio.sleep(0.01)
+        self._take_signals()
+        engine: Engine | None = None
+        try:
+            engine = await self._load_or_stop()
+            if engine is not None:
+                self._announce(listener)
+                await self._until_stopped(serving)
+        finally:
+            if engine is not None:
+                await self._drain(engine)
+            server.should_exit = True
+            await serving
+            lag.cancel()
+        return 0
+
+    def _uvicorn_config(self) -> uvicorn.Config:
+        settings = self._settings
+        options = ApiOptions(
+            api_keys=tuple(key.get_secret_value() for key in settings.api_key),
+            body_limit=settings.body_limit,
+            domains=frozenset(settings.domains),
+        )
+        app = create_app(
+            Api(backend=self._backend, options=options),
+            registry=self._registry,
+            outcomes=_HttpOutcomes(self._metrics),
+        )
+        return uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
+        )
+
+    async def _load_or_stop(self) -> "Engine | None":
+        """The started engine; None when a signal came first. Raises what loading raised."""
+        loading = asyncio.create_task(self._load())
+        stopped = asyncio.create_task(self._stop.wait())
+        await asyncio.wait((loading, stopped), return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if loading.done():
+            return loading.result()
+        loading.cancel()
+        with suppress(asyncio.CancelledError):
+            await loading
+        return None
+
+    async def _load(self) -> "Engine":
+        settings = self._settings
+        assembly = await asyncio.to_thread(importlib.import_module, "server.assembly")
+        loaded: Loaded = await asyncio.to_thread(assembly.load, settings)
+        await assembly.warm_up(loaded)
+        engine: Engine = assembly.build_engine(loaded, PrometheusSink(self._metrics))
+        await engine.start()
+        self._loaded = loaded
+        self._backend.install(assembly.serving_over(engine, loaded, settings))
+        logger.info("tokenizer_size=%d", len(loaded.tokenizer.pieces.table))
+        return engine
+
+    def _announce(self, listener: socket.socket) -> None:
+        host, port = listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        name = self._settings.names[0]
+        print(f"Fencepost serves {name} at http://{shown}:{port}", flush=True)  # noqa: T201
+
+    def _take_signals(self) -> None:
+        # After uvicorn's own handlers, which would close the listener before the drain.
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        self._signals += 1
+        self._stop.set()
+
+    async def _until_stopped(self, serving: asyncio.Task[None]) -> None:
+        stopped = asyncio.create_task(self._stop.wait())
+        await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+
+    async def _drain(self, engine: "Engine") -> None:
+        """Refuse new requests, let the running ones end; a second signal cuts it short."""
+        grace = self._settings.drain_seconds
+        logger.info("draining for up to %.0f s", grace)
+        draining = asyncio.create_task(engine.stop(grace=grace))
+        while not draining.done() and self._signals < 2:
+            await asyncio.wait((draining,), timeout=0.2)
+        if not draining.done():
+            await engine.stop()
+        await draining
+
+    def _device_memory(self) -> float:
+        return 0.0 if self._loaded is None else float(self._loaded.pair.runner.memory_bytes())
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """A bound socket. Raises SettingsError naming host and port."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as problem:
+        raise SettingsError(f"host={settings.host}, port={settings.port}: {problem}") from None

@@ -1,0 +1,36 @@
+"""The bodies of POST /tokenize and POST /detokenize."""
+
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
+
+from server.protocol.chat import Message
+from server.protocol.fields import Body, TokenId, disagreement
+
+__all__ = ["DetokenizeBody", "TokenizeBody"]
+
+
+class TokenizeBody(Body):
+    """A prompt or messages. Special tokens are added to a prompt unless it says otherwise."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_input(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise disagreement("prompt", "exactly one of prompt and messages is needed")
+        return self
+
+
+class DetokenizeBody(Body):
+    """Token ids to turn into text; special tokens are kept."""
+
+    model: str | None = None
+    tokens: list[TokenId]

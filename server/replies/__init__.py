@@ -1,0 +1,1 @@
+"""From engine events to the bodies and chunks of the OpenAI protocol."""

@@ -1,0 +1,52 @@
+"""GET /health, /ready, /version, /load and /metrics: what operators and probes ask."""
+
+from typing import Any
+
+from fastapi import APIRouter
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.api import Api
+from server.version import version
+
+__all__ = ["operation_routes"]
+
+
+def operation_routes(api: Api, registry: CollectorRegistry) -> APIRouter:
+    """The routes over `api`; `registry` is only rendered."""
+    router = APIRouter()
+
+    @router.get("/health")
+    async def health() -> Response:
+        """200 while a restart would not help; 503 once the engine's loop has ended."""
+        return Response(status_code=200 if api.backend.healthy else 503)
+
+    @router.get("/ready")
+    async def ready() -> Response:
+        """200 when requests are taken; 503 while loading or draining."""
+        return Response(status_code=200 if api.backend.ready else 503)
+
+    @router.get("/version")
+    async def show_version() -> dict[str, str]:
+        """The server's version."""
+        return {"version": version()}
+
+    @router.get("/load")
+    async def load() -> dict[str, Any]:
+        """How much is running and waiting."""
+        now = api.backend.serving().engine.load()
+        return {
+            "server_load": now.running + now.waiting,
+            "running": now.running,
+            "waiting": now.waiting,
+        }
+
+    @router.get("/metrics")
+    def metrics(request: Request) -> Response:
+        """The registry in the text format that the scraper asks for."""
+        encode, kind = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(registry), headers={"Content-Type": kind})
+
+    return router

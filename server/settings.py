@@ -1,0 +1,224 @@
+"""All settings of the server, from flags, the environment and a TOML file; knows no engine.
+
+This is the only module that reads the environment. Flags win over `FENCEPOST_*` variables, which
+win over the file that `config` names. An unknown key or a malformed value stops the start.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    BeforeValidator,
+    ByteSize,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+__all__ = ["DEFAULT_K", "Settings", "SettingsError", "load_settings"]
+
+ENV_PREFIX = "FENCEPOST_"
+DEFAULT_K = 4
+EMBEDDED = "fencepost-pair"
+_SHOWN = 200
+
+
+class SettingsError(Exception):
+    """The server cannot start with these settings; the message names each key and value."""
+
+
+def _split(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Settings(BaseSettings):
+    """One field a flag, a `FENCEPOST_` variable and a key of the file; descriptions are the help.
+
+    Lists are comma-separated in flags and variables. `None` leaves a choice to the server.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, extra="forbid", frozen=True, allow_inf_nan=False
+    )
+
+    config: Path | None = Field(None, description="TOML file with any of these settings")
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    model: str | None = Field(
+        None, description="target model, a folder or a repository name (default: the embedded pair)"
+    )
+    draft_model: str | None = Field(
+        None, description="draft model (default: the embedded pair's, if its target is served)"
+    )
+    revision: str | None = Field(None, description="revision of the target model")
+    draft_revision: str | None = Field(None, description="revision of the draft model")
+    hf_token: SecretStr | None = Field(
+        None,
+        description="token for gated model repositories (others can read flags: use the variable)",
+    )
+    offline: bool = Field(False, description="never download, use what is on disk")
+    served_model_name: Names = Field(
+        (), description="names that clients may use; the first is the one answered with"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the models run")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="type of the weights")
+    pack_weights: bool = Field(False, description="prepack the weights for faster CPU products")
+    threads: Count | None = Field(None, description="threads of one tensor operation on the CPU")
+    max_model_len: Count | None = Field(None, description="tokens a request may hold, prompt too")
+    draft_max_len: Count | None = Field(None, description="tokens the draft model may hold of it")
+    max_batched_tokens: Count = Field(512, description="target rows of one round")
+    max_requests: Count = Field(64, description="requests that run at once")
+    max_waiting: Count = Field(1024, description="requests that may wait; more are answered 503")
+    k: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
+        DEFAULT_K, description=f"draft length; auto leaves it to the server (now {DEFAULT_K})"
+    )
+    k_max: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="longest draft that a request may ask for (default: 8, or k if longer)"
+    )
+    verifier: Literal["token", "block", "shared-noise"] = Field(
+        "token", description="acceptance rule of requests that name none"
+    )
+    proposer: Literal["auto", "draft_model", "ngram", "none"] = Field(
+        "auto", description="drafter of requests that name none; auto: the draft model, else ngram"
+    )
+    kv_memory: ByteSize | None = Field(
+        None, description="bytes for both K/V pools, such as 2GiB (default: enough for the load)"
+    )
+    block_size: Count = Field(16, description="token rows in one K/V block")
+    api_key: Secrets = Field(
+        (), description="keys accepted on /v1; none leaves it open (variable or file)"
+    )
+    body_limit: ByteSize = Field(ByteSize(8 << 20), ge=1, description="largest request body")
+    domains: Names = Field((), description="values of metadata.domain kept as telemetry labels")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least severe messages that are logged"
+    )
+    drain_seconds: float = Field(
+        30.0, ge=0, description="time that running requests get to end after SIGTERM"
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the library's signature
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags, then the environment, then the file that either of them names."""
+        path = init_settings().get("config") or env_settings().get("config")
+        sources = (init_settings, env_settings)
+        return sources if path is None else (*sources, _FileSource(settings_cls, Path(path)))
+
+    @field_validator("served_model_name", "domains")
+    @classmethod
+    def _distinct(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(names)) != len(names):
+            raise ValueError("the same name twice")
+        return names
+
+    @model_validator(mode="after")
+    def _draft_lengths_agree(self) -> Self:
+        if self.k_max is not None and self.draft_length > self.k_max:
+            raise ValueError(f"k={self.k} is longer than k_max={self.k_max}")
+        return self
+
+    @property
+    def root(self) -> str:
+        """Where the target model comes from, as clients may know it."""
+        return self.model or EMBEDDED
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that clients may use for the model."""
+        return self.served_model_name or (self.root,)
+
+    @property
+    def draft_length(self) -> int:
+        """The fixed draft length K of requests that leave it open."""
+        return DEFAULT_K if self.k == "auto" else self.k
+
+    @property
+    def longest_draft(self) -> int:
+        """The largest K that a request may ask for."""
+        return max(8, self.draft_length) if self.k_max is None else self.k_max
+
+
+class _FileSource(PydanticBaseSettingsSource):
+    """Values of a TOML file, as one more source."""
+
+    def __init__(self, settings_cls: type[BaseSettings], path: Path) -> None:
+        super().__init__(settings_cls)
+        self._values = _read_toml(path)
+
+    def get_field_value(self, field: object, field_name: str) -> tuple[object, str, bool]:  # noqa: ARG002
+        return self._values.get(field_name), field_name, False
+
+    def __call__(self) -> dict[str, object]:
+        return self._values
+
+
+def load_settings(
+    flags: Mapping[str, object], environment: Mapping[str, str] | None = None
+) -> Settings:
+    """Settings from `flags` (by field name) and all other sources. Raises SettingsError.
+
+    `environment` is only looked at for names that no setting has; None takes the process's own.
+    """
+    present = os.environ if environment is None else environment
+    known = {ENV_PREFIX + name.upper() for name in Settings.model_fields}
+    strange = sorted(
+        n for n in present if n.upper().startswith(ENV_PREFIX) and n.upper() not in known
+    )
+    if strange:
+        raise SettingsError(f"{strange[0]}={_shown(present[strange[0]])}: unknown setting")
+    try:
+        return Settings(**flags)  # type: ignore[arg-type]
+    except ValidationError as problem:
+        raise SettingsError("; ".join(_sentences(problem))) from None
+
+
+def _read_toml(path: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise SettingsError(f"config={path}: {problem}") from None
+
+
+def _sentences(problem: ValidationError) -> list[str]:
+    secret = {"api_key", "hf_token"}
+    found = []
+    for error in problem.errors(include_url=False, include_context=False):
+        key = str(error["loc"][0]) if error["loc"] else ""
+        value = "(hidden)" if key in secret else _shown(error["input"])
+        found.append(
+            f"{key}={value}: {_reason(error['type'], error['msg'])}" if key else error["msg"]
+        )
+    return found
+
+
+def _reason(kind: str, message: str) -> str:
+    return "unknown setting" if kind == "extra_forbidden" else message
+
+
+def _shown(value: object) -> str:
+    return str(value)[:_SHOWN]

@@ -1,0 +1,191 @@
+"""From a checked body and its prompts to the engine's requests; sends nothing."""
+
+import logging
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from scheduler.config import EngineConfig
+from scheduler.request import (
+    ProposerKind,
+    Request,
+    SamplingParams,
+    Speculation,
+    StopRules,
+    Verifier,
+)
+from server.backend import Serving
+from server.errors import overflow, refusal
+from server.protocol.generation import GenerationBody, SpeculationBody
+from server.text.stager import Stager, TextRules
+
+__all__ = ["Asked", "build_requests", "truncated"]
+
+logger = logging.getLogger(__name__)
+
+OTHER_DOMAIN = "other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One API call after tokenization.
+
+    `max_tokens` None means the rest of the context; `token_field` is what the body calls it.
+    `logprobs` counts alternatives to report (None: no logprobs).
+    """
+
+    body: GenerationBody
+    prompts: tuple[tuple[int, ...], ...]
+    max_tokens: int | None
+    token_field: str
+    logprobs: int | None
+
+
+def build_requests(
+    asked: Asked, serving: Serving, domains: frozenset[str], clock: Callable[[], float]
+) -> list[Request]:
+    """All choices of all prompts: index = prompt index * n + choice. Raises ApiError (400).
+
+    `clock` is the engine's. A body without a seed gets 64 bits from the operating system.
+    """
+    body, config = asked.body, serving.engine.config
+    choices = body.n or 1
+    _check_width(len(asked.prompts) * choices, config)
+    sampling = _sampling(asked, serving.vocabulary)
+    speculation = _speculation(body.speculation or SpeculationBody(), config)
+    stager = Stager(serving.tokenizer.pieces, _text_rules(body))
+    rules = [_stop_rules(asked, len(prompt), serving) for prompt in asked.prompts]
+    arrival = clock()
+    return [
+        Request(
+            request_id=serving.engine.next_request_id(),
+            choice=choice,
+            prompt=prompt,
+            sampling=sampling,
+            speculation=speculation,
+            stop=rule,
+            text=stager,
+            arrival=arrival,
+            priority=body.priority or 0,
+            domain=_domain(body.metadata or {}, domains),
+        )
+        for prompt, rule in zip(asked.prompts, rules, strict=True)
+        for choice in range(choices)
+    ]
+
+
+def truncated(prompt: tuple[int, ...], body: GenerationBody, serving: Serving) -> tuple[int, ...]:
+    """The last `truncate_prompt_tokens` ids of `prompt`; for -1 as many as fit the context."""
+    keep = body.truncate_prompt_tokens
+    if keep is None:
+        return prompt
+    return prompt[-(serving.engine.config.max_model_len - 1 if keep == -1 else keep) :]
+
+
+def _check_width(width: int, config: EngineConfig) -> None:
+    most = config.max_waiting + config.max_requests
+    if width > most:
+        raise refusal("n", f"n: {width} choices in one request, this server takes {most}")
+
+
+def _sampling(asked: Asked, vocabulary: int) -> SamplingParams:
+    body = asked.body
+    seed = body.seed
+    if seed is None:
+        seed = secrets.randbits(64) - (1 << 63)
+        logger.info("seed=%d", seed)
+    return SamplingParams(
+        temperature=_given(body.temperature, 1.0),
+        top_k=body.top_k if body.top_k is not None and body.top_k > 0 else None,
+        top_p=_given(body.top_p, 1.0),
+        min_p=_given(body.min_p, 0.0),
+        repetition_penalty=_given(body.repetition_penalty, 1.0),
+        presence_penalty=_given(body.presence_penalty, 0.0),
+        frequency_penalty=_given(body.frequency_penalty, 0.0),
+        logit_bias=_logit_bias(body.logit_bias or {}, vocabulary),
+        seed=seed,
+        logprobs=asked.logprobs,
+    )
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else float(value)
+
+
+def _logit_bias(biases: Mapping[str, float], vocabulary: int) -> dict[int, float]:
+    found = {}
+    for key, bias in biases.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < vocabulary):
+            raise refusal(
+                "logit_bias", f"logit_bias: {key[:40]!r} is no token id of 0..{vocabulary - 1}"
+            )
+        found[int(key)] = float(bias)
+    return found
+
+
+def _speculation(asked: SpeculationBody, config: EngineConfig) -> Speculation:
+    verifier = config.verifier if asked.verifier is None else Verifier(asked.verifier)
+    if not asked.enabled:
+        return Speculation(k=0, verifier=verifier, proposer=ProposerKind.NONE)
+    length = asked.k if isinstance(asked.k, int) else None
+    if length is not None and length > config.k_max:
+        name = "speculation.k"
+        raise refusal(name, f"{name}: {length} is more than this server's {config.k_max}")
+    return Speculation(k=length, verifier=verifier, proposer=_proposer(asked.proposer, config))
+
+
+def _proposer(asked: str | None, config: EngineConfig) -> ProposerKind:
+    if asked is None or asked == "auto":
+        return config.proposer
+    if asked == "draft_model" and config.draft_pool is None:
+        name = "speculation.proposer"
+        raise refusal(name, f"{name}: this server has no draft model")
+    return ProposerKind(asked)
+
+
+def _text_rules(body: GenerationBody) -> TextRules:
+    return TextRules(
+        stops=tuple(body.stop or ()),
+        include_stop=bool(body.include_stop_str_in_output),
+        skip_special=body.skip_special_tokens is not False,
+        min_tokens=body.min_tokens or 0,
+    )
+
+
+def _stop_rules(asked: Asked, prompt_length: int, serving: Serving) -> StopRules:
+    body = asked.body
+    max_tokens = _max_tokens(asked, prompt_length, serving.engine.config.max_model_len)
+    _check_ids("stop_token_ids", body.stop_token_ids or (), serving.vocabulary)
+    ends = frozenset() if body.ignore_eos else serving.tokenizer.end_ids
+    return StopRules(
+        token_ids=ends | frozenset(body.stop_token_ids or ()),
+        max_tokens=max_tokens,
+        min_tokens=min(body.min_tokens or 0, max_tokens),
+        include_stop=bool(body.include_stop_str_in_output),
+    )
+
+
+def _max_tokens(asked: Asked, prompt_length: int, context: int) -> int:
+    """What may come out: what was asked for, or what the context leaves if that is less."""
+    room = context - prompt_length
+    if room < 1:
+        raise overflow(
+            context,
+            f"Your prompt has {prompt_length} tokens, which leaves no room for an answer.",
+        )
+    most = asked.max_tokens
+    least = asked.body.min_tokens or 0
+    if most is not None and least > most:
+        raise refusal("min_tokens", f"min_tokens: {least} is more than {asked.token_field}={most}")
+    return room if most is None else min(most, room)
+
+
+def _check_ids(field: str, ids: Sequence[int], vocabulary: int) -> None:
+    for token in ids:
+        if token >= vocabulary:
+            raise refusal(field, f"{field}: {token} is no token id of 0..{vocabulary - 1}")
+
+
+def _domain(metadata: Mapping[str, str], domains: frozenset[str]) -> str:
+    domain = metadata.get("domain", OTHER_DOMAIN)
+    return domain if domain in domains else OTHER_DOMAIN
