@@ -1,0 +1,1 @@
+"""What is needed to put Fencepost into service: the embedded models and their recipe."""
