@@ -5,6 +5,7 @@ through the block table, as attention would: a wrong slot, a stale row or anothe
 changes the law, which every test that knows the table then sees.
 """
 
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 
@@ -21,6 +22,7 @@ Table = Callable[[tuple[int, ...]], Sequence[float]]
 def random_table(vocabulary: int, seed: int, *, scale: float = 1.5, order: int = 8) -> Table:
     """Logits that depend on the last `order` tokens and on the length, through a hash."""
 
+    @functools.cache
     def row(prefix: tuple[int, ...]) -> Sequence[float]:
         text = f"{seed}:{len(prefix)}:{prefix[-order:]}".encode()
         state = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
@@ -40,49 +42,72 @@ def near(table: Table, other: Table, weight: float) -> Table:
 
 
 class TabularForward:
-    """`Forward` over a table of logits. Every call is recorded in `calls` as its row count."""
+    """`Forward` over a table of logits.
+
+    `calls` holds the row count of every call, `asked` the prefix of every row whose logits were
+    taken. Ids in `poison` stand for K/V rows that are not finite: while one is anywhere in the
+    blocks that a row gathers, masked or not, that row's logits are NaN.
+    """
 
     def __init__(
-        self, table: Table, vocabulary: int, blocks: int, block_size: int, positions: int = 4096
+        self,
+        table: Table,
+        vocabulary: int,
+        blocks: int,
+        block_size: int,
+        *,
+        positions: int = 4096,
+        dtype: torch.dtype = torch.float32,
+        poison: frozenset[int] = frozenset(),
     ) -> None:
         self.vocabulary = vocabulary
         self.max_positions = positions
         self.block_size = block_size
         self.device = torch.device("cpu")
         self.calls: list[int] = []
+        self.asked: list[tuple[int, ...]] = []
         self._table = table
-        self._slots = [-1] * (blocks * block_size)
-        self._prefixes: list[tuple[int, ...]] = []
+        self._dtype = dtype
+        self._poison = poison
+        self._slots: list[int | None] = [None] * (blocks * block_size)
+        self._rows: list[tuple[tuple[int, ...], bool]] = []
 
     def hidden(self, token_ids: Tensor, rows: PackedRows) -> Tensor:
-        """One hidden number a row: the index of its prefix."""
+        """One hidden number a row: the index of its prefix. Earlier calls' numbers are void."""
         self.calls.append(len(token_ids))
         for slot, token in zip(rows.slots.tolist(), token_ids.tolist(), strict=True):
             self._slots[slot] = token
-        found = []
-        for member, (start, count) in enumerate(zip(rows.starts, rows.counts, strict=True)):
-            for position in range(int(start), int(start + count)):
-                self._prefixes.append(self._read(rows.blocks[member], position))
-                found.append(len(self._prefixes) - 1)
-        return torch.tensor(found, dtype=torch.float64)[:, None]
+        self._rows = []
+        for blocks, start, count in zip(rows.blocks, rows.starts, rows.counts, strict=True):
+            gathered = self._gather(blocks.tolist())
+            poisoned = not self._poison.isdisjoint(gathered)
+            self._rows += [
+                (tuple(gathered[: position + 1]), poisoned)
+                for position in range(int(start), int(start + count))
+            ]
+        return torch.arange(len(self._rows), dtype=torch.float64)[:, None]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The table's rows."""
-        rows = [self._table(self._prefixes[int(index)]) for index in hidden[:, 0].tolist()]
-        return torch.tensor(rows, dtype=torch.float32).reshape(len(rows), self.vocabulary)
+        chosen = [self._rows[int(index)] for index in hidden[:, 0].tolist()]
+        self.asked += [prefix for prefix, _ in chosen]
+        rows = [
+            [float("nan")] * self.vocabulary if poisoned else self._table(prefix)
+            for prefix, poisoned in chosen
+        ]
+        return torch.tensor(rows, dtype=self._dtype).reshape(len(rows), self.vocabulary)
 
     def clear_blocks(self, blocks: Sequence[int]) -> None:
         """Forget the ids in some blocks."""
         for block in blocks:
             first = block * self.block_size
-            self._slots[first : first + self.block_size] = [-1] * self.block_size
+            self._slots[first : first + self.block_size] = [None] * self.block_size
 
     def memory_bytes(self) -> int:
         """Nothing worth counting."""
         return 0
 
-    def _read(self, blocks: np.ndarray, position: int) -> tuple[int, ...]:
+    def _gather(self, blocks: list[int]) -> list[int | None]:
+        """Ids of whole blocks, by position; None where nothing was written yet."""
         size = self.block_size
-        return tuple(
-            self._slots[int(blocks[p // size]) * size + p % size] for p in range(position + 1)
-        )
+        return [slot for block in blocks for slot in self._slots[block * size : block * size + size]]

@@ -1,0 +1,63 @@
+# Needs git, make, Python 3.11 or later and a C compiler. Every target sets up .venv first.
+#   make help                       what there is
+#   make serve PORT=8000 ARGS=...   flags after ARGS go to the command unchanged
+#   make env TORCH_INDEX=URL        take torch from another index, such as PyTorch's CPU wheel index
+
+.DEFAULT_GOAL := help
+.SUFFIXES:
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.fencepost-env
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PIP := $(BIN)/python -m pip install --no-input --disable-pip-version-check
+TORCH := torch==2.13.0
+TORCH_INDEX ?=
+PORT ?= 8000
+ARGS ?=
+PROOFS := $(wildcard tests/scheduler/sampling tests/proofs)
+
+.PHONY: help env serve test check prove bench pair
+
+help: ## Say what there is
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+
+env: $(STAMP) ## Make .venv and install everything pinned (TORCH_INDEX= for another torch index)
+
+# torch goes first and alone: which build it is depends on the index, and the rest must take it as
+# it stands instead of resolving it again.
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "make: no python3 found; install Python 3.11 or later" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "make: $(PYTHON) is older than 3.11; name another one with PYTHON=" >&2; exit 1; }
+	@test -x $(BIN)/python || "$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "make: $(PYTHON) cannot make virtual environments (no ensurepip);" \
+	         "on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	$(PIP) $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") -c constraints.txt "$(TORCH)"
+	$(PIP) -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+serve: $(STAMP) ## Serve the embedded pair (PORT=8000, ARGS='--model DIR ...')
+	$(BIN)/fencepost serve --port $(PORT) $(ARGS)
+
+test: $(STAMP) ## Run the tests (ARGS='-k name -x')
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP) ## Check format, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	@if test -x $(BIN)/hadolint; then $(BIN)/hadolint Dockerfile; fi
+
+prove: $(STAMP) ## Prove the output law by enumeration
+	$(BIN)/python -m pytest $(PROOFS) $(ARGS)
+
+bench: $(STAMP) ## Measure and print the figures (ARGS='--json FILE')
+	$(BIN)/python -m tests.bench $(ARGS)
+
+# The corpus is the documentation that Debian ships for Python.
+pair: $(STAMP) ## Train the embedded pair again from its seed (long)
+	@if command -v apt-get >/dev/null && ! dpkg -s python3.11-doc >/dev/null 2>&1; then \
+	  apt-get update && apt-get install --yes --no-install-recommends python3.11-doc; fi
+	$(BIN)/python -m deploy.pair $(ARGS)

@@ -1,0 +1,67 @@
+"""Runs requests through a real engine, for tests that look at its output as a whole."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from scheduler.assembly import build_engine
+from scheduler.config import EngineConfig
+from scheduler.events import Finish
+from scheduler.request import Request, StagedText
+from scheduler.runner import ModelRunner
+from scheduler.stats import FinishedStats, LoadStats, StepStats
+
+
+class PlainText:
+    """A stager for tests that look at ids only."""
+
+    def start(self) -> object:
+        """Nothing to remember."""
+        return ()
+
+    def stage(self, state: object, token_ids: tuple[int, ...], *, final: bool) -> StagedText:
+        """Every token kept, no text."""
+        return StagedText(state=state, text="", kept=len(token_ids), stop=None)
+
+
+class RecordingSink:
+    """Keeps every record."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepStats] = []
+        self.ended: list[FinishedStats] = []
+
+    def step(self, stats: StepStats) -> None:
+        """Keep a step."""
+        self.steps.append(stats)
+
+    def load(self, load: LoadStats) -> None:
+        """Loads are in the steps too."""
+
+    def finished(self, finished: FinishedStats) -> None:
+        """Keep a request that ended outside a round."""
+        self.ended.append(finished)
+
+
+def run_requests(
+    config: EngineConfig, runner: ModelRunner, requests: Sequence[Request]
+) -> tuple[list[tuple[list[int], Finish]], RecordingSink]:
+    """(ids, finish) of each request, all submitted at once, and what the sink saw."""
+    sink = RecordingSink()
+
+    async def drain(subscription) -> tuple[list[int], Finish]:
+        ids: list[int] = []
+        async for event in subscription:
+            ids += [token.token for token in event.tokens]
+            if event.finish is not None:
+                return ids, event.finish
+        raise AssertionError("the events ended without a finish")
+
+    async def main() -> list[tuple[list[int], Finish]]:
+        engine = build_engine(config, runner, sink=sink, clock=time.monotonic)
+        await engine.start()
+        outputs = await asyncio.gather(*map(drain, engine.submit(requests)))
+        await engine.stop()
+        return list(outputs)
+
+    return asyncio.run(main()), sink
