@@ -10,8 +10,9 @@ RUN python -m venv /opt/fencepost
 ENV PATH=/opt/fencepost/bin:$PATH
 WORKDIR /src
 COPY constraints.txt ./
-RUN pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -c constraints.txt torch==2.13.0 \
-    && python -c 'import sys, torch; sys.exit(torch.version.cuda and "torch has CUDA: pass TORCH_INDEX")'
+RUN pip install --no-deps ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -c constraints.txt torch \
+    && python -c 'from importlib.metadata import requires; import sys; \
+sys.exit("torch has CUDA: pass TORCH_INDEX" if any("nvidia" in r for r in requires("torch")) else 0)'
 COPY . .
 RUN pip install -c constraints.txt .
 

@@ -11,7 +11,6 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.fencepost-env
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP := $(BIN)/python -m pip install --no-input --disable-pip-version-check
-TORCH := torch==2.13.0
 TORCH_INDEX ?=
 PORT ?= 8000
 ARGS ?=
@@ -24,8 +23,8 @@ help: ## Say what there is
 
 env: $(STAMP) ## Make .venv and install everything pinned (TORCH_INDEX= for another torch index)
 
-# torch goes first and alone: which build it is depends on the index, and the rest must take it as
-# it stands instead of resolving it again.
+# torch goes first and alone: which build it is depends on its index, and the rest, which comes from
+# the usual one, must take it as it stands.
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "make: no python3 found; install Python 3.11 or later" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -34,7 +33,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  { echo "make: $(PYTHON) cannot make virtual environments (no ensurepip);" \
 	         "on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
-	$(PIP) $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") -c constraints.txt "$(TORCH)"
+	$(PIP) --no-deps $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") -c constraints.txt torch
 	$(PIP) -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
 

@@ -30,6 +30,9 @@ __all__ = ["DEFAULT_K", "Settings", "SettingsError", "load_settings"]
 
 ENV_PREFIX = "FENCEPOST_"
 DEFAULT_K = 4
+DEFAULT_K_MAX = 8
+# Metrics have a series for every pair of draft length and accepted count.
+LONGEST_DRAFT = 32
 EMBEDDED = "fencepost-pair"
 _SHOWN = 200
 
@@ -137,9 +140,15 @@ class Settings(BaseSettings):
         return names
 
     @model_validator(mode="after")
-    def _draft_lengths_agree(self) -> Self:
+    def _draft_lengths_fit(self) -> Self:
         if self.k_max is not None and self.draft_length > self.k_max:
             raise ValueError(f"k={self.k} is longer than k_max={self.k_max}")
+        most = min(LONGEST_DRAFT, self.max_batched_tokens - 1)
+        if self.longest_draft > most:
+            raise ValueError(
+                f"k={self.k}, k_max={self.k_max}: drafts of up to {self.longest_draft} tokens, but "
+                f"with max_batched_tokens={self.max_batched_tokens} at most {most} are possible"
+            )
         return self
 
     @property
@@ -160,7 +169,7 @@ class Settings(BaseSettings):
     @property
     def longest_draft(self) -> int:
         """The largest K that a request may ask for."""
-        return max(8, self.draft_length) if self.k_max is None else self.k_max
+        return max(DEFAULT_K_MAX, self.draft_length) if self.k_max is None else self.k_max
 
 
 class _FileSource(PydanticBaseSettingsSource):
@@ -208,16 +217,16 @@ def _sentences(problem: ValidationError) -> list[str]:
     secret = {"api_key", "hf_token"}
     found = []
     for error in problem.errors(include_url=False, include_context=False):
-        key = str(error["loc"][0]) if error["loc"] else ""
+        reason = error["msg"].removeprefix("Value error, ")
+        if error["type"] == "extra_forbidden":
+            reason = "unknown setting"
+        if not error["loc"]:
+            found.append(reason)
+            continue
+        key = str(error["loc"][0])
         value = "(hidden)" if key in secret else _shown(error["input"])
-        found.append(
-            f"{key}={value}: {_reason(error['type'], error['msg'])}" if key else error["msg"]
-        )
+        found.append(f"{key}={value}: {reason}")
     return found
-
-
-def _reason(kind: str, message: str) -> str:
-    return "unknown setting" if kind == "extra_forbidden" else message
 
 
 def _shown(value: object) -> str:

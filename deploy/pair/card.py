@@ -75,7 +75,7 @@ def _corpus(corpus: dict[str, Any]) -> str:
 def _training(recipes: dict[str, Any]) -> str:
     target, draft = recipes["target"], recipes["draft"]
     rows: list[tuple[object, ...]] = [
-        (key.replace("_", " "), target[key], draft[key]) for key in target
+        (key.replace("_", " "), _shown(target[key]), _shown(draft[key])) for key in target
     ]
     return (
         "## Training\n\nMuon (float32) for the hidden matrices, AdamW for the rest, all in "
@@ -85,6 +85,11 @@ def _training(recipes: dict[str, Any]) -> str:
         "The same steps on the same software give the same\nmodels up to the order of "
         "floating-point sums.\n\n" + _table(("", "target", "draft"), rows)
     )
+
+
+def _shown(value: object) -> object:
+    # A shape is a tuple when measured and a list when read back; the card must not tell.
+    return " x ".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
 def _quality(heldout: dict[str, Any], sampled: dict[str, Any]) -> str:

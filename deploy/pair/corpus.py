@@ -1,6 +1,7 @@
 """Collects the training documents from permissively licensed text already installed."""
 
 import hashlib
+import itertools
 import platform
 import re
 import sysconfig
@@ -75,16 +76,21 @@ def source_tables() -> tuple[Source, ...]:
     return (stdlib_source(), docs, *_package_sources())
 
 
-def collect(sources: tuple[Source, ...]) -> list[Document]:
-    """Read every document of `sources`, in a fixed order and each text only once."""
+def collect(sources: tuple[Source, ...], limit: int | None = None) -> list[Document]:
+    """Read the documents of `sources`, in a fixed order and each text only once.
+
+    `limit` stops after that many documents.
+    """
+    return list(itertools.islice(_distinct(sources), limit))
+
+
+def _distinct(sources: tuple[Source, ...]) -> Iterator[Document]:
     seen: set[str] = set()
-    documents: list[Document] = []
     for source in sources:
         for document in _read_source(source):
             if document.text not in seen:
                 seen.add(document.text)
-                documents.append(document)
-    return documents
+                yield document
 
 
 def _package_sources() -> Iterator[Source]:

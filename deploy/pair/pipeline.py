@@ -54,7 +54,7 @@ def prepare(sources: tuple[Source, ...], work: Path, seed: int, limit: int | Non
     """
     if not (work / "counts.json").exists():
         work.mkdir(parents=True, exist_ok=True)
-        documents = collect(sources)[:limit]
+        documents = collect(sources, limit)
         _LOG.info("corpus: %d documents", len(documents))
         tokenizer = train_tokenizer(d.text for d in documents if not d.heldout)
         save_tokenizer(tokenizer, work / "tokenizer")

@@ -21,7 +21,7 @@ class Recipe:
     shape: tuple[int, int] = (8, 512)
     long_shape: tuple[int, int] = (2, 2048)
     warmup: int = 50
-    decay_share: float = 0.25
+    decay_share: float = 0.6
     long_share: float = 0.1
     muon_rate: float = 0.02
     adam_rate: float = 0.003

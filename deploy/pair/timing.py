@@ -51,14 +51,14 @@ def _median_rows(pair: Pair) -> tuple[float, float]:
 def _filled_cache(model: LlamaForCausalLM) -> DynamicCache:
     cache = DynamicCache(config=model.config)
     ids = torch.arange(100, 100 + _CONTEXT).unsqueeze(0)
-    model(input_ids=ids, past_key_values=cache, use_cache=True)
+    model(input_ids=ids, cache=cache, use_cache=True)
     return cache
 
 
 def _one_row(model: LlamaForCausalLM, cache: DynamicCache, row: Tensor) -> float:
     start = time.perf_counter()
-    model(input_ids=row, past_key_values=cache, use_cache=True)
+    model(input_ids=row, cache=cache, use_cache=True)
     seconds = time.perf_counter() - start
     # Dropping the new row keeps the context at the length that is measured.
-    cache.crop(_CONTEXT)
+    cache.crop(-1)
     return seconds

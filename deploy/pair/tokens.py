@@ -63,8 +63,8 @@ def build_streams(
     for row in framed:
         counts[row.source] += len(row.ids)
     return Streams(
-        train=np.concatenate([row.ids for row in framed if not row.heldout]),
-        heldout=np.concatenate([row.ids for row in framed if row.heldout]),
+        train=_joined(row for row in framed if not row.heldout),
+        heldout=_joined(row for row in framed if row.heldout),
         counts=dict(sorted(counts.items())),
     )
 
@@ -102,6 +102,11 @@ def load_streams(folder: Path) -> Streams:
     )
 
 
+def _joined(rows: Iterator[_Framed]) -> Ids:
+    # A small trial may hold nothing out; the empty array keeps that legal.
+    return np.concatenate([np.empty(0, dtype=np.uint16), *(row.ids for row in rows)])
+
+
 @lru_cache(maxsize=4)
 def _epoch(seed: int, epoch: int, blocks: int, length: int) -> tuple[int, npt.NDArray[np.int64]]:
     generator = np.random.default_rng([seed, epoch])
@@ -114,7 +119,9 @@ def _encode_documents(
     bos, eos = SPECIALS.index("<s>"), SPECIALS.index("</s>")
     for document in documents:
         # The text may mention a special token; it must not become one.
-        ids = tokenizer.encode(document.text, add_special_tokens=False, split_special_tokens=True)
+        ids = tokenizer.encode(
+            document.text, add_special_tokens=False, split_special_tokens=True, verbose=False
+        )
         source = document.name.split("/", maxsplit=1)[0]
         yield _framed(source, [bos, *ids, eos], heldout=document.heldout)
 

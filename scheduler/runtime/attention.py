@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from scheduler.runtime.kv_cache import KvPool
-from scheduler.runtime.rows import PackedRows, RowGroup
+from scheduler.runtime.rows import Integers, PackedRows, RowGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,24 +26,30 @@ class LayerAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyView:
-    """The keys that one group gathers, all layers with one window alike.
+class GroupView:
+    """What one group gathers and sees, in all layers of one window.
 
-    `table` [B * blocks] are block ids; of the gathered rows of each segment those in
-    `first : last` are used. `mask` is additive [B, 1, width * queries per K/V head, L], None when
-    every gathered key is seen.
+    `rows` [count * width] are its padded query rows, None for all in order. `table` are the block
+    ids to gather. In the gathered rows, keys are the view `size`, `stride` at `keys_at`, values
+    at `values_at`. `mask` is additive [count, 1, width * share, L], None when all is seen.
     """
 
+    rows: torch.Tensor | None
+    count: int
+    width: int
     table: torch.Tensor
-    first: int
-    last: int
+    size: tuple[int, int, int, int]
+    stride: tuple[int, int, int, int]
+    keys_at: int
+    values_at: int
     mask: torch.Tensor | None
 
 
 class PackedAttention:
     """One packed call's attention. Built once a call, asked once a layer.
 
-    `heads` query heads share the pool's K/V heads in equal groups, consecutive ones together.
+    With `share = heads / kv_heads`, query head `g * kv_heads + k` reads K/V head `k`: then the
+    heads of a row, its groups first, are rows of their K/V head without a copy, before and after.
     """
 
     def __init__(self, pool: KvPool, rows: PackedRows, heads: int) -> None:
@@ -52,9 +58,9 @@ class PackedAttention:
         self._rows = rows
         self._slots = (rows.slots,)
         self._kv_heads = pool.shape.kv_heads
+        self._dim = pool.shape.head_dim
         self._share = heads // pool.shape.kv_heads
-        self._longest = rows.highest_position + 1
-        self._views: dict[int | None, list[KeyView]] = {}
+        self._views: dict[int | None, list[GroupView]] = {}
 
     def attend(self, spec: LayerAttention, query: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         """Write the rows' K/V, then attend.
@@ -63,77 +69,78 @@ class PackedAttention:
         both rotated already; returns [N, heads * head_dim], all in the pool's dtype.
         """
         self._pool.layers[spec.layer].index_put_(self._slots, new)
-        views = self._views_of(spec.window)
-        rows = self._rows
-        outputs = [
-            self._attend_group(spec, query, group, view)
-            for group, view in zip(rows.groups, views, strict=True)
-        ]
-        if rows.restore is None:
-            return outputs[0]
-        return torch.cat(outputs).index_select(0, rows.restore)
+        views = self._views.get(spec.window)
+        if views is None:
+            views = self._views_of(spec.window)
+        if self._rows.restore is None:
+            return self._attend_group(spec, query, views[0])
+        outputs = [self._attend_group(spec, query, view) for view in views]
+        return torch.cat(outputs).index_select(0, self._rows.restore)
 
     def _attend_group(
-        self, spec: LayerAttention, query: torch.Tensor, group: RowGroup, view: KeyView
+        self, spec: LayerAttention, query: torch.Tensor, view: GroupView
     ) -> torch.Tensor:
-        count, width, dim = len(group.members), group.width, query.shape[-1]
-        if group.rows is not None:
-            query = query.index_select(0, group.rows)
-        # Query heads of one K/V head become rows of it: no K/V head is ever repeated in memory.
-        query = query.view(count, width, self._kv_heads, self._share, dim)
-        query = query.transpose(1, 2).reshape(count, self._kv_heads, width * self._share, dim)
+        if view.rows is not None:
+            query = query.index_select(0, view.rows)
+        # Query heads of one K/V head are rows of it: no K/V head is ever repeated in memory.
+        query = query.reshape(view.count, -1, self._kv_heads, self._dim).transpose(1, 2)
         gathered = self._pool.by_block[spec.layer].index_select(0, view.table)
-        gathered = gathered.view(count, -1, 2 * self._kv_heads, dim)
-        both = gathered[:, view.first : view.last].transpose(1, 2)
-        keys, values = both[:, : self._kv_heads], both[:, self._kv_heads :]
+        keys = gathered.as_strided(view.size, view.stride, view.keys_at)
+        values = gathered.as_strided(view.size, view.stride, view.values_at)
         if spec.softcap is None:
             output = scaled_dot_product_attention(query, keys, values, view.mask, scale=spec.scale)
         else:
             output = _softcapped(query, keys, values, view.mask, spec)
-        if width == 1:
-            return output.reshape(count, -1)
-        output = output.view(count, self._kv_heads, width, self._share, dim).transpose(1, 2)
-        return output.reshape(count * width, -1)
+        return output.transpose(1, 2).reshape(view.count * view.width, -1)
 
-    def _views_of(self, window: int | None) -> list[KeyView]:
-        if window is not None and window >= self._longest:
-            window = None
-        views = self._views.get(window)
-        if views is None:
-            views = [self._view(group, window) for group in self._rows.groups]
-            self._views[window] = views
-        return views
+    def _views_of(self, window: int | None) -> list[GroupView]:
+        # A window longer than every context hides nothing.
+        used = None if window is None or window > self._rows.highest_position else window
+        if used not in self._views:
+            self._views[used] = [self._view(group, used) for group in self._rows.groups]
+        self._views[window] = self._views[used]
+        return self._views[window]
 
-    def _view(self, group: RowGroup, window: int | None) -> KeyView:
+    def _view(self, group: RowGroup, window: int | None) -> GroupView:
         rows, size = self._rows, self._rows.block_size
-        starts, ends = rows.starts[group.members], (rows.starts + rows.counts)[group.members]
-        oldest = np.zeros_like(starts) if window is None else np.maximum(starts - window + 1, 0)
+        starts = rows.starts[group.members]
+        ends = starts + rows.counts[group.members]
+        oldest = 0 * starts if window is None else np.maximum(starts - window + 1, 0)
         low, high = oldest // size, -(-ends // size)
-        columns = low[:, None] + np.arange(int((high - low).max()))
+        columns = low[:, None] + np.arange((high - low).max())
         # Past its own end a segment repeats its last block, which its mask hides.
         table = rows.blocks[group.members[:, None], np.minimum(columns, high[:, None] - 1)]
-        device = rows.slots.device
-        index = torch.from_numpy(table.ravel()).to(device, non_blocking=True)
+        gathered = columns.shape[1] * size
+        first, length, mask = 0, gathered, None
         if group.query_positions.size == 1:
-            base = int(low[0]) * size
-            first, last = int(oldest[0]) - base, int(ends[0]) - base
-            return KeyView(table=index, first=first, last=last, mask=None)
-        length = columns.shape[1] * size
-        keys = torch.from_numpy(low * size).to(device)[:, None] + torch.arange(
-            length, device=device
+            first, length = int(oldest[0] - low[0] * size), int(ends[0] - oldest[0])
+        else:
+            mask = self._mask(group.query_positions - low[:, None] * size, gathered, window)
+        row = 2 * self._kv_heads * self._dim
+        return GroupView(
+            rows=group.rows,
+            count=len(group.members),
+            width=group.width,
+            table=torch.from_numpy(table.ravel()).to(rows.slots.device, non_blocking=True),
+            size=(len(group.members), self._kv_heads, length, self._dim),
+            stride=(gathered * row, self._dim, row, 1),
+            keys_at=first * row,
+            values_at=first * row + row // 2,
+            mask=mask,
         )
-        queries = torch.from_numpy(group.query_positions).to(device)
-        return KeyView(table=index, first=0, last=length, mask=self._mask(queries, keys, window))
 
-    def _mask(self, queries: torch.Tensor, keys: torch.Tensor, window: int | None) -> torch.Tensor:
-        """Additive mask from positions: queries [B, width], keys [B, L]."""
-        behind = queries[:, :, None] - keys[:, None, :]
-        hidden = behind < 0 if window is None else (behind < 0) | (behind >= window)
-        mask = torch.zeros(hidden.shape, dtype=self._pool.shape.dtype, device=hidden.device)
-        mask.masked_fill_(hidden, -torch.inf)
-        count, width, length = mask.shape
-        shared = mask[:, :, None].expand(count, width, self._share, length)
-        return shared.reshape(count, 1, width * self._share, length)
+    def _mask(self, queries: Integers, length: int, window: int | None) -> torch.Tensor:
+        """Additive mask [B, 1, width * share, length]; `queries` [B, width] count from key 0.
+
+        One ramp holds the mask by `key - query`: zeros from `1 - window` to 0, -inf around them.
+        A query's row of the mask is the stretch of the ramp that starts at minus its position.
+        """
+        device = self._rows.slots.device
+        ramp = torch.full((2 * length,), -torch.inf, dtype=self._pool.shape.dtype, device=device)
+        ramp[0 if window is None else max(0, length - window) : length] = 0.0
+        starts = np.repeat(length - 1 - queries, self._share, axis=1)
+        index = torch.from_numpy(starts.ravel()).to(device, non_blocking=True)
+        return ramp.unfold(0, length, 1).index_select(0, index).view(len(queries), 1, -1, length)
 
 
 def _softcapped(

@@ -140,8 +140,10 @@ def _with_laws(
 ) -> Verdict:
     """For shared noise, p and q of the drafts come from the laws; greedy ones stay one-hot."""
     width = part.drafts.shape[1]
-    if not width or not any(by_noise(groups[index]) for index in members):
+    noisy = [by_noise(groups[index]) for index in members]
+    if not width or not any(noisy):
         return verdict
+    raced = torch.tensor(noisy, device=p.device)[:, None]
     places = torch.arange(width, device=p.device)
     inside = places < part.k[:, None]
     p_rows = part.target_row[:, None] + torch.minimum(places, part.k[:, None])
@@ -151,8 +153,8 @@ def _with_laws(
         terminal=verdict.terminal,
         fallback=verdict.fallback,
         bound=verdict.bound,
-        p_draft=(p[p_rows, part.drafts] * inside).double(),
-        q_draft=(q[q_rows, part.drafts] * inside).double(),
+        p_draft=torch.where(raced, (p[p_rows, part.drafts] * inside).double(), verdict.p_draft),
+        q_draft=torch.where(raced, (q[q_rows, part.drafts] * inside).double(), verdict.q_draft),
         mass=verdict.mass,
         base=verdict.base,
     )

@@ -93,8 +93,13 @@ def _attend(
     spec = _layer_attention(module, keywords)
     if not isinstance(attention, PackedAttention) or attention_mask is not None:
         raise TypeError("packed attention was called without its rows, or with a mask")
+    kv_heads = key.shape[1]
     new = torch.cat((key[0], value[0])).transpose(0, 1)
-    return attention.attend(spec, query[0].transpose(0, 1), new)[None], None
+    # [1, kv_heads * share, N, dim] to the order of PackedAttention, [N, share * kv_heads, dim].
+    grouped = query[0].unflatten(0, (kv_heads, -1)).permute(2, 1, 0, 3).flatten(1, 2)
+    attended = attention.attend(spec, grouped, new)
+    heads = attended.view(len(new), -1, kv_heads, query.shape[-1]).transpose(1, 2)
+    return heads.reshape(1, len(new), -1), None
 
 
 def _layer_attention(module: torch.nn.Module, keywords: dict[str, object]) -> LayerAttention:

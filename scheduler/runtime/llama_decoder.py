@@ -33,13 +33,14 @@ class RmsNorm:
         self._weight = weight.float() * size**0.5
         self._floor = torch.tensor((size * eps) ** 0.5, device=weight.device)
         self._dtype = weight.dtype
+        self._wide = weight.dtype == torch.float32
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """Normalise `rows` [.., n]; the result has the dtype of the weights."""
-        rows = rows.float()
-        length: torch.Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-        scaled = rows / torch.hypot(length, self._floor)
-        return scaled.mul_(self._weight).to(self._dtype)
+        wide = rows if self._wide else rows.float()
+        length: torch.Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        scaled = (wide / torch.hypot(length, self._floor)).mul_(self._weight)
+        return scaled if self._wide else scaled.to(self._dtype)
 
     def bytes(self) -> int:
         """Bytes of the weight."""
@@ -80,6 +81,11 @@ def rotate_(heads: torch.Tensor, factors: torch.Tensor) -> None:
         return
     pairs = torch.view_as_complex(heads.float().view(*heads.shape[:-1], -1, 2))
     heads.copy_(torch.view_as_real(pairs * factors).flatten(-2))
+
+
+def grouped_order(heads: int, kv_heads: int) -> torch.Tensor:
+    """Which query head of the model stands at each place of `PackedAttention`'s order."""
+    return torch.arange(heads).view(kv_heads, -1).t().reshape(-1)
 
 
 def pair_order(head_dim: int) -> torch.Tensor:
@@ -179,20 +185,21 @@ class _LayerBuilder:
         self._config = config
         self._weights = weights
         self._half = half
+        heads = config.num_attention_heads
+        self._groups = grouped_order(heads, config.num_key_value_heads)
+        self._pairs = pair_order(len(weights["layers.0.self_attn.q_proj.weight"]) // heads)
 
     def layer(self, number: int) -> _Layer:
         """Layer `number` of the model."""
         prefix, config = f"layers.{number}.", self._config
-        head_dim = self._weights[prefix + "self_attn.q_proj.weight"].shape[0]
-        head_dim //= config.num_attention_heads
         return _Layer(
             attention_norm=self._norm(prefix + "input_layernorm.weight"),
-            qkv=self._qkv(prefix + "self_attn.", pair_order(head_dim)),
-            head_norm=self._head_norm(prefix + "self_attn.", pair_order(head_dim)),
+            qkv=self._qkv(prefix + "self_attn."),
+            head_norm=self._head_norm(prefix + "self_attn."),
             attention=LayerAttention(
-                layer=number, scale=head_dim**-0.5, window=layer_window(config, number)
+                layer=number, scale=len(self._pairs) ** -0.5, window=layer_window(config, number)
             ),
-            output=self._linear(prefix + "self_attn.", ("o_proj",)),
+            output=self._output(prefix + "self_attn.o_proj."),
             mlp_norm=self._norm(prefix + "post_attention_layernorm.weight"),
             gate_up=self._linear(prefix + "mlp.", ("gate_proj", "up_proj")),
             down=self._linear(prefix + "mlp.", ("down_proj",)),
@@ -208,24 +215,41 @@ class _LayerBuilder:
             half=self._half,
         )
 
-    def _qkv(self, prefix: str, order: torch.Tensor) -> LinearLayer:
-        weights, biases = [], []
-        for name in ("q_proj", "k_proj", "v_proj"):
-            weight = self._weights[f"{prefix}{name}.weight"]
-            bias = self._weights.get(f"{prefix}{name}.bias")
-            turns = name != "v_proj"
-            weights.append(_reorder(weight, order) if turns else weight)
-            biases.append(_reorder(bias, order) if turns and bias is not None else bias)
-        return build_linear(weights, biases, half=self._half)
+    def _qkv(self, prefix: str) -> LinearLayer:
+        """Queries in grouped order, keys, values; rotary pairs of the first two side by side."""
 
-    def _head_norm(self, prefix: str, order: torch.Tensor) -> RmsNorm | None:
+        def arranged(name: str) -> list[torch.Tensor | None]:
+            found = [self._weights.get(f"{prefix}{name}.{kind}") for kind in ("weight", "bias")]
+            return [None if part is None else self._arrange(name, part) for part in found]
+
+        parts = [arranged(name) for name in ("q_proj", "k_proj", "v_proj")]
+        weights = [weight for weight, _ in parts if weight is not None]
+        return build_linear(weights, [bias for _, bias in parts], half=self._half)
+
+    def _arrange(self, name: str, stacked: torch.Tensor) -> torch.Tensor:
+        """Permute `stacked` [heads * head_dim, ..] as its projection needs."""
+        heads = stacked.view(-1, len(self._pairs), *stacked.shape[1:])
+        if name == "q_proj":
+            heads = heads[self._groups]
+        if name != "v_proj":
+            heads = heads[:, self._pairs]
+        return heads.reshape(stacked.shape)
+
+    def _output(self, prefix: str) -> LinearLayer:
+        """The output projection, its columns in the grouped order of the heads."""
+        weight = self._weights[prefix + "weight"]
+        heads = weight.view(len(weight), len(self._groups), -1)[:, self._groups]
+        bias = self._weights.get(prefix + "bias")
+        return build_linear([heads.reshape(weight.shape)], [bias], half=self._half)
+
+    def _head_norm(self, prefix: str) -> RmsNorm | None:
         """One norm over query and key heads together, [heads + kv_heads, head_dim] (Qwen3)."""
         query = self._weights.get(prefix + "q_norm.weight")
         if query is None:
             return None
         key = self._weights[prefix + "k_norm.weight"]
-        queries = query[order].expand(self._config.num_attention_heads, -1)
-        keys = key[order].expand(self._config.num_key_value_heads, -1)
+        queries = query[self._pairs].expand(len(self._groups), -1)
+        keys = key[self._pairs].expand(self._config.num_key_value_heads, -1)
         return RmsNorm(torch.cat((queries, keys)), self._config.rms_norm_eps)
 
 
@@ -245,9 +269,3 @@ def narrow(table: torch.Tensor) -> torch.Tensor:
         if torch.equal(small.to(table.dtype), table):
             return small
     return table
-
-
-def _reorder(stacked: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Permute `stacked` [heads * head_dim, ..] inside each head."""
-    heads = stacked.view(-1, len(order), *stacked.shape[1:])
-    return heads[:, order].reshape(stacked.shape)

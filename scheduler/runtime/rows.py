@@ -77,12 +77,13 @@ def pack(segments: Sequence[Segment], block_size: int, device: torch.device) -> 
     counts = np.array([segment.rows for segment in segments], dtype=np.int64)
     blocks = _block_table(segments, block_size)
     firsts = np.cumsum(counts) - counts
-    positions = np.arange(int(counts.sum())) + np.repeat(starts - firsts, counts)
     owners = np.repeat(np.arange(len(segments)), counts)
-    slots = blocks[owners, positions // block_size] * block_size + positions % block_size
+    positions = np.arange(len(owners)) + (starts - firsts)[owners]
+    columns, offsets = np.divmod(positions, block_size)
+    slots = blocks[owners, columns] * block_size + offsets
     if len(set(slots.tolist())) != len(slots):
         raise ValueError("two rows of one packed call share a cache slot")
-    groups, restore = _group_rows(starts + counts, counts, firsts, positions, device)
+    groups, restore = _group_rows(segments, firsts, positions, device)
     return PackedRows(
         positions=torch.from_numpy(positions).to(device, non_blocking=True),
         slots=torch.from_numpy(slots).to(device, non_blocking=True),
@@ -93,7 +94,7 @@ def pack(segments: Sequence[Segment], block_size: int, device: torch.device) -> 
         groups=groups,
         restore=restore,
         highest_block=int(blocks.max()),
-        highest_position=int(positions.max()),
+        highest_position=max(segment.start + segment.rows for segment in segments) - 1,
     )
 
 
@@ -103,9 +104,9 @@ def _block_table(segments: Sequence[Segment], block_size: int) -> Integers:
         raise ValueError("a packed call needs at least one segment")
     needed = [_blocks_needed(segment, block_size) for segment in segments]
     table = np.empty((len(segments), max(needed)), dtype=np.int64)
-    for row, segment, count in zip(table, segments, needed, strict=True):
-        row[:count] = segment.blocks[:count]
-        row[count:] = row[count - 1]
+    for number, (segment, count) in enumerate(zip(segments, needed, strict=True)):
+        table[number, :count] = segment.blocks[:count]
+        table[number, count:] = segment.blocks[count - 1]
     if table.min() < 0:
         raise ValueError(f"block id {int(table.min())} is negative")
     return table
@@ -124,14 +125,15 @@ def _blocks_needed(segment: Segment, block_size: int) -> int:
 
 
 def _group_rows(
-    ends: Integers, counts: Integers, firsts: Integers, positions: Integers, device: torch.device
+    segments: Sequence[Segment], firsts: Integers, positions: Integers, device: torch.device
 ) -> tuple[tuple[RowGroup, ...], torch.Tensor | None]:
     """The attention groups and the index that undoes their order."""
-    memberships = _memberships(ends, counts)
-    if len(memberships) == 1 and counts.min() == counts.max():
-        width = int(counts[0])
+    memberships = _memberships(segments)
+    widths = {segment.rows for segment in segments}
+    if len(memberships) == 1 and len(widths) == 1:
+        width = widths.pop()
         whole = RowGroup(
-            members=memberships[0],
+            members=np.array(memberships[0]),
             width=width,
             rows=None,
             query_positions=positions.reshape(-1, width),
@@ -141,36 +143,34 @@ def _group_rows(
     groups = []
     offset = 0
     for members in memberships:
-        width = int(counts[members].max())
-        steps = np.minimum(np.arange(width), counts[members, None] - 1)
-        rows = firsts[members, None] + steps
+        counts = np.array([segments[number].rows for number in members])
+        width = int(counts.max())
+        rows = firsts[members, None] + np.minimum(np.arange(width), counts[:, None] - 1)
         # A padded query repeats a row under the same mask, so either copy is that row's output.
         restore[rows.ravel()] = np.arange(offset, offset + rows.size)
         offset += rows.size
-        index = torch.from_numpy(rows.ravel()).to(device, non_blocking=True)
-        groups.append(
-            RowGroup(members=members, width=width, rows=index, query_positions=positions[rows])
+        group = RowGroup(
+            members=np.array(members),
+            width=width,
+            rows=torch.from_numpy(rows.ravel()).to(device, non_blocking=True),
+            query_positions=positions[rows],
         )
+        groups.append(group)
     return tuple(groups), torch.from_numpy(restore).to(device, non_blocking=True)
 
 
-def _memberships(ends: Integers, counts: Integers) -> list[Integers]:
-    """Split segments so that no narrow one is padded to more than twice its context.
+def _memberships(segments: Sequence[Segment]) -> list[list[int]]:
+    """Split segment numbers so that no narrow segment is padded to more than twice its context.
 
     Wide segments stand alone; narrow ones make one group for each halving of the longest context,
     so there are at most log2(longest / SHORT_CONTEXT) + 1 of those.
     """
-    if len(counts) == 1:
-        return [np.zeros(1, dtype=np.int64)]
-    narrow = np.flatnonzero(counts <= WIDE_ROWS)
-    groups = [np.array([number]) for number in np.flatnonzero(counts > WIDE_ROWS).tolist()]
-    while narrow.size:
-        longest = int(ends[narrow].max())
-        fits = (
-            ends[narrow] * 2 > longest
-            if longest > SHORT_CONTEXT
-            else np.ones(narrow.size, dtype=np.bool_)
-        )
-        groups.append(narrow[fits])
-        narrow = narrow[~fits]
+    groups = [[n] for n, segment in enumerate(segments) if segment.rows > WIDE_ROWS]
+    narrow = [n for n, segment in enumerate(segments) if segment.rows <= WIDE_ROWS]
+    ends = [segment.start + segment.rows for segment in segments]
+    while narrow:
+        longest = max(ends[number] for number in narrow)
+        least = 0 if longest <= SHORT_CONTEXT else longest // 2
+        groups.append([number for number in narrow if ends[number] > least])
+        narrow = [number for number in narrow if ends[number] <= least]
     return groups

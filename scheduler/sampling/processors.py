@@ -191,7 +191,7 @@ def _nucleus(ordered: Tensor, count: Tensor, top_p: Tensor) -> Tensor:
     needed = (top_p * sums[:, -1])[:, None]
     # A value stays while the mass before it falls short.
     short = 1 + (sums[:, :-1] < needed).sum(dim=-1)
-    # At top_p = 1 rounding could end the run early.
+    # At top_p = 1 rounding could end the run early, and close to 1 a parallel scan end it late.
     return torch.where(top_p < 1.0, torch.minimum(short, count), count)
 
 

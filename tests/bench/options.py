@@ -33,10 +33,12 @@ class Options:
 def read_options(arguments: Sequence[str]) -> Options:
     """Options from flags; --quick changes what other flags leave open. Exits on a bad flag."""
     given = vars(_parser().parse_args(arguments))
-    quick = given.pop("quick")
+    quick, pairs = given.pop("quick"), given.pop("pairs")
     start = Options()
     if quick:
         start = replace(start, concurrency=(1, 8), rounds=1, tokens=24, prompt_tokens=32, repeats=5)
+    if pairs:
+        start = replace(start, pairs=tuple(pairs))
     return replace(start, **{name: value for name, value in given.items() if value is not None})
 
 

@@ -15,6 +15,7 @@ from deploy.pair import DRAFT, TARGET
 from deploy.pair.card import render_card
 from deploy.pair.chat import conversations
 from deploy.pair.corpus import collect, is_heldout, stdlib_source
+from deploy.pair.distil import distillation, start_from
 from deploy.pair.evaluate import Agreement, Pair, agreement, load_pair
 from deploy.pair.model import build_model, non_embedding_parameters
 from deploy.pair.optim import orthogonal
@@ -157,20 +158,23 @@ def test_card_is_the_rendered_record(figures: dict) -> None:
 
 
 def test_corpus_is_deterministic() -> None:
-    documents = collect((stdlib_source(),))[:40]
-    again = collect((stdlib_source(),))[:40]
+    documents = collect((stdlib_source(),), limit=40)
+    again = collect((stdlib_source(),), limit=40)
     assert documents == again
     assert conversations(documents, 1) == conversations(again, 1)
     # A subset of the documents gives exactly its own conversations.
     some = conversations(documents[10:20], 1)
-    assert some == [talk for talk in conversations(documents, 1) if talk in some]
+    names = {document.name for document in documents[10:20]}
+    assert some == [
+        talk for talk in conversations(documents, 1) if talk.name.split("#")[0] in names
+    ]
 
 
 def test_split_goes_by_name_and_conversations_follow_their_document() -> None:
     names = [f"source/{number}.py" for number in range(5000)]
     share = sum(map(is_heldout, names)) / len(names)
     assert 0.01 < share < 0.03
-    documents = {d.name: d for d in collect((stdlib_source(),))[:60]}
+    documents = {d.name: d for d in collect((stdlib_source(),), limit=60)}
     for talk in conversations(list(documents.values()), 1):
         assert talk.heldout == documents[talk.name.split("#")[0]].heldout
 
@@ -186,9 +190,29 @@ def test_an_epoch_of_batches_sees_every_block_once() -> None:
 def test_rate_rises_stays_and_falls_to_zero() -> None:
     factors = [TARGET_RECIPE.rate_factor(step) for step in range(TARGET_RECIPE.steps)]
     assert factors[0] == pytest.approx(1 / TARGET_RECIPE.warmup)
-    assert factors[TARGET_RECIPE.steps // 2] == 1
+    assert factors[TARGET_RECIPE.steps // 4] == 1
     assert 0 < factors[-1] < 0.01
     assert TARGET_RECIPE.shape_at(TARGET_RECIPE.steps - 1) == TARGET_RECIPE.long_shape
+
+
+def test_a_model_agrees_with_itself_and_has_nothing_to_distil() -> None:
+    model = build_model(1, 4)
+    ids = torch.arange(200, 264).unsqueeze(0)
+    same = agreement(Pair(target=model, draft=model), [ids])
+    assert same.tokens == 63
+    assert same.acceptance == pytest.approx(1, abs=1e-5)
+    assert same.argmax_agreement == 1
+    assert same.target_loss == same.draft_loss == pytest.approx(float(cross_entropy(model, ids)))
+    # Only the text's tenth is left where the draft already is the target.
+    loss = float(distillation(model)(model, ids))
+    assert loss == pytest.approx(0.1 * same.target_loss, rel=1e-4)
+
+
+def test_draft_starts_from_what_it_shares_with_the_target() -> None:
+    target, draft = build_model(2, 1), build_model(1, 2)
+    start_from(draft, target)
+    for name, tensor in draft.state_dict().items():
+        assert torch.equal(tensor, target.state_dict()[name])
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 20), (3, 20, 8)])

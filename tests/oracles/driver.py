@@ -3,13 +3,24 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from scheduler.assembly import build_engine
 from scheduler.config import EngineConfig
-from scheduler.events import Finish
+from scheduler.engine import Subscription
+from scheduler.events import EmittedToken, Finish
 from scheduler.request import Request, StagedText
 from scheduler.runner import ModelRunner
 from scheduler.stats import FinishedStats, LoadStats, StepStats
+
+
+@dataclass(slots=True, kw_only=True)
+class Output:
+    """What one request gave: ids, the raw logprob of each if it asked, and how it ended."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: Finish
 
 
 class PlainText:
@@ -45,19 +56,21 @@ class RecordingSink:
 
 def run_requests(
     config: EngineConfig, runner: ModelRunner, requests: Sequence[Request]
-) -> tuple[list[tuple[list[int], Finish]], RecordingSink]:
-    """(ids, finish) of each request, all submitted at once, and what the sink saw."""
+) -> tuple[list[Output], RecordingSink]:
+    """What each request gave, all submitted at once, and what the sink saw."""
     sink = RecordingSink()
 
-    async def drain(subscription) -> tuple[list[int], Finish]:
-        ids: list[int] = []
+    async def drain(subscription: Subscription) -> Output:
+        tokens: list[EmittedToken] = []
         async for event in subscription:
-            ids += [token.token for token in event.tokens]
+            tokens += event.tokens
             if event.finish is not None:
-                return ids, event.finish
+                logprobs = [each.logprobs.logprob for each in tokens if each.logprobs]
+                ids = [each.token for each in tokens]
+                return Output(ids=ids, logprobs=logprobs, finish=event.finish)
         raise AssertionError("the events ended without a finish")
 
-    async def main() -> list[tuple[list[int], Finish]]:
+    async def main() -> list[Output]:
         engine = build_engine(config, runner, sink=sink, clock=time.monotonic)
         await engine.start()
         outputs = await asyncio.gather(*map(drain, engine.submit(requests)))

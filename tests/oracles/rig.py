@@ -100,9 +100,7 @@ def expected(asked, table=TARGET, context=96):
     else:
         if asked.speculation.verifier is not Verifier.SHARED_NOISE:
             raise ValueError("only greedy and shared-noise texts are known")
-        tokens = noise_text(
-            table, asked.prompt, count, noise_of(asked), asked.sampling.temperature
-        )
+        tokens = noise_text(table, asked.prompt, count, noise_of(asked), asked.sampling.temperature)
     for length, token in enumerate(tokens, 1):
         stops = getattr(asked.text, "stops", ())
         if token in asked.stop.token_ids or letters(tokens[:length]).endswith(tuple(stops)):
@@ -163,7 +161,9 @@ def capabilities(**changes):
 def book_and_scheduler(settings, *, controller=None, fault=no_faults):
     """A scheduler with both proposers over an empty book."""
     book = Book(settings, Ledger(fault))
-    proposers = {each.kind: each for each in (DraftModelProposer(), NgramProposer())}
+    proposers = {NGRAM: NgramProposer()}
+    if settings.draft_pool is not None:
+        proposers[MODEL] = DraftModelProposer()
     return book, Scheduler(book, controller or FixedController(settings.k), proposers, "engine")
 
 
@@ -180,13 +180,15 @@ class Output:
 class Rig:
     """The synchronous engine. `outputs` holds what each request was told."""
 
-    def __init__(self, settings=None, *, controller=None, fault=no_faults, **runner):
+    def __init__(self, settings=None, *, controller=None, fault=no_faults, runner=None, **tables):
         self.config = settings or config()
         self.book, self.scheduler = book_and_scheduler(
             self.config, controller=controller, fault=fault
         )
         self.landing = Landing(self.book)
-        self.runner, self.target, self.draft = tabular_runner(self.config, **runner)
+        self.runner, self.target, self.draft = runner, None, None
+        if runner is None:
+            self.runner, self.target, self.draft = tabular_runner(self.config, **tables)
         self.fault = fault
         self.now = 0.0
         self.outputs = {}

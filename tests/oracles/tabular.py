@@ -95,7 +95,7 @@ class TabularForward:
             [float("nan")] * self.vocabulary if poisoned else self._table(prefix)
             for prefix, poisoned in chosen
         ]
-        return torch.tensor(rows, dtype=self._dtype).reshape(len(rows), self.vocabulary)
+        return torch.tensor(np.array(rows), dtype=self._dtype).reshape(len(rows), self.vocabulary)
 
     def clear_blocks(self, blocks: Sequence[int]) -> None:
         """Forget the ids in some blocks."""
@@ -110,4 +110,6 @@ class TabularForward:
     def _gather(self, blocks: list[int]) -> list[int | None]:
         """Ids of whole blocks, by position; None where nothing was written yet."""
         size = self.block_size
-        return [slot for block in blocks for slot in self._slots[block * size : block * size + size]]
+        return [
+            slot for block in blocks for slot in self._slots[block * size : block * size + size]
+        ]

@@ -57,9 +57,7 @@ def divergences(
         emitted = token_ids[position]
         if chosen != emitted:
             gap = float(row[chosen] - row[emitted]) * (temperature if noise is not None else 1.0)
-            found.append(
-                Divergence(position=position, emitted=emitted, chosen=chosen, margin=gap)
-            )
+            found.append(Divergence(position=position, emitted=emitted, chosen=chosen, margin=gap))
     return found
 
 
@@ -68,9 +66,7 @@ def shared_noise(seed: int, choice: int, position: int, vocabulary: int) -> torc
     state = 0
     for field in (seed, choice, 4, position, 0):
         state = _mix(((state ^ (field & _MASK)) + _GOLDEN) & _MASK)
-    bits = [
-        _mix((state + (token + 1) * _GOLDEN) & _MASK) >> 12 for token in range(vocabulary)
-    ]
+    bits = [_mix((state + (token + 1) * _GOLDEN) & _MASK) >> 12 for token in range(vocabulary)]
     uniforms = (torch.tensor(bits, dtype=torch.float64) + 0.5) * 2.0**-52
     return -torch.log(-torch.log(uniforms))
 

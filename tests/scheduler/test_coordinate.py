@@ -92,7 +92,13 @@ def digest(group=GROUP, history="h", engine="e", number=1):
 
 @pytest.mark.parametrize(
     ("changes", "record"),
-    [(ENGINE, capabilities()), (MODEL, identity()), (SAMPLING, GROUP.sampling), (STOP, GROUP.stop), (CHANGES, GROUP)],
+    [
+        (ENGINE, capabilities()),
+        (MODEL, identity()),
+        (SAMPLING, GROUP.sampling),
+        (STOP, GROUP.stop),
+        (CHANGES, GROUP),
+    ],
 )
 def test_the_tables_below_name_every_field(changes, record):
     assert set(changes) == names(record)

@@ -67,7 +67,11 @@ def test_lag_is_one_after_a_bonus():
         (stats,) = rig.step().groups
         assert stats.speculation.accepted == 3
         assert rig.lag() == 1
-        assert rig.draft.calls[-3:] == [len(rig.plans[-1].groups[0].tokens) - rig.plans[-1].groups[0].draft.rows, 1, 1]
+        assert rig.draft.calls[-3:] == [
+            len(rig.plans[-1].groups[0].tokens) - rig.plans[-1].groups[0].draft.rows,
+            1,
+            1,
+        ]
 
 
 def test_a_round_without_drafts_adds_what_it_committed():

@@ -1,6 +1,6 @@
 """The two tables, held against facts that are written out here, not read from the tables."""
 
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_a_request_moves_along_the_arrows_only(status, event):
 
 @pytest.mark.parametrize(("phase", "to"), list(product(Phase, Phase)))
 def test_a_round_goes_forward_one_phase_or_is_aborted(phase, to):
-    forward = (phase.name, to.name) in set(zip(CHAIN, CHAIN[1:], strict=False))
+    forward = (phase.name, to.name) in set(pairwise(CHAIN))
     aborted = to is Phase.ABORTED and phase not in {Phase.PUBLISHED, Phase.ABORTED}
     if forward or aborted:
         assert advance(phase, to) is to

@@ -72,6 +72,7 @@ class Lives(RuleBasedStateMachine):
         )
         self.asked = {}
         self.whole = {}
+        self.last = 0
         self.generations = {}
         self.flight = None
         self.old = None
@@ -89,7 +90,8 @@ class Lives(RuleBasedStateMachine):
         priority=st.integers(0, 1),
     )
     def arrive(self, prompt, k, verifier, proposer, warm, stops, ids, count, priority):
-        number = len(self.asked) + 1
+        self.last += 1
+        number = self.last
         asked = request(
             number,
             prompt,
@@ -296,7 +298,7 @@ def test_random_lives():
     run_state_machine_as_test(
         Lives,
         settings=settings(
-            max_examples=30,
+            max_examples=50,
             stateful_step_count=20,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -10,7 +10,7 @@ from scheduler.config import PoolConfig
 from scheduler.errors import ConfigRefused, ContextOverflow, EngineBusy, RequestRefused
 from scheduler.plan import DeviceDraft, HostDraft, Role
 from scheduler.stats import CommitOutcome
-from tests.oracles.rig import MODEL, NGRAM, NONE, NOISE, Rig, config, expected, request
+from tests.oracles.rig import MODEL, NGRAM, NOISE, NONE, Rig, config, expected, request
 
 
 def drafts(plan):
@@ -99,7 +99,9 @@ def test_settings_that_cannot_work_are_named(changes, named):
 
 def test_first_come_first_served_within_a_priority():
     rig = Rig(config(max_requests=2))
-    rig.submit(request(1, arrival=3.0), request(2, arrival=2.0), request(3, arrival=9.0, priority=-1))
+    rig.submit(
+        request(1, arrival=3.0), request(2, arrival=2.0), request(3, arrival=9.0, priority=-1)
+    )
     plan, _ = rig.plan()
     assert [group.request for group in plan.groups] == [3, 2]
 
@@ -211,7 +213,9 @@ def test_short_host_drafts_leave_the_budget_to_others():
 
 def test_drafts_take_free_blocks_only():
     rig = Rig(pools(24, max_batched_tokens=100))
-    decoding(rig, request(1, [1] * 43, k=8, max_tokens=50), request(2, [2] * 47, k=8, max_tokens=40))
+    decoding(
+        rig, request(1, [1] * 43, k=8, max_tokens=50), request(2, [2] * 47, k=8, max_tokens=40)
+    )
     plan, _ = rig.plan()
     # 44 + 48 tokens fill 11 + 12 of the 24 blocks: 4 rows are left for whoever comes first.
     assert drafts(plan) == {1: 4, 2: 0}

@@ -129,7 +129,7 @@ def test_api_keys():
             for scheme in (b"Bearer ", b"bearer "):
                 headers = {"authorization": scheme + key}
                 assert client.get("/v1/models", headers=headers).status_code == 200
-        wrong = (None, b"Bearer third", b"Bearer ", b"Basic first", b"first", b"Bearer \xff")
+        wrong = (None, b"Bearer third", b"Bearer", b"Basic first", b"first", b"Bearer \xff")
         for header in wrong:
             headers = {} if header is None else {"authorization": header}
             for path in ("/v1/models", "/v1/nothing", "/v1"):

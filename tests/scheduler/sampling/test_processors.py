@@ -19,6 +19,7 @@ from scheduler.sampling.processors import (
 from tests.oracles.rows import CPU, Processing, survivors
 
 NEVER = float("-inf")
+NAN = float("nan")
 both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
 
@@ -92,10 +93,22 @@ def test_top_p_is_the_smallest_set_that_reaches_the_mass():
         assert (law_of(logits, Processing(top_p=mass)) > 0).sum() == kept
 
 
-def test_top_p_counts_mass_after_top_k():
-    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]], dtype=torch.float64).log()
+def test_a_row_without_top_p_keeps_its_tail_beside_one_with_it():
+    logits = torch.tensor([[0.0, -50.0, -60.0]] * 2)
+    found = law_of(logits, Processing(), Processing(top_p=0.9))
+    assert (found > 0).sum(-1).tolist() == [3, 1]
+
+
+def test_top_p_counts_mass_after_each_rows_own_top_k():
+    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]] * 2, dtype=torch.float64).log()
     # Of the top two, the first has 4/7: more than a half, though 0.4 alone is not.
-    assert (law_of(logits, Processing(top_k=2, top_p=0.5)) > 0).sum() == 1
+    found = law_of(logits, Processing(top_k=2, top_p=0.5), Processing(top_k=3))
+    assert (found > 0).sum(-1).tolist() == [1, 3]
+
+
+def test_min_p_keeps_what_is_just_likely_enough():
+    logits = torch.tensor([[2.0, 1.0, 2.0]])
+    assert law_of(logits, Processing(min_p=1.0)).tolist() == [[0.5, 0.0, 0.5]]
 
 
 def test_all_filters_off_is_a_softmax():
@@ -125,17 +138,18 @@ def test_greedy_choice_is_the_lowest_argmax(rows):
         Processing(),
         Processing(temperature=0.0),
         Processing(top_k=1),
+        Processing(top_k=2),
         Processing(top_p=0.5),
         Processing(min_p=0.1),
     ],
 )
 @pytest.mark.parametrize("companion", [Processing(), Processing(temperature=0.0)])
 @pytest.mark.parametrize(
-    "bad", [[float("nan"), 1.0], [1.0, float("nan")], [NEVER, NEVER], [float("inf"), 0.0]]
+    "bad", [[NAN, 1.0, 0.0], [1.0, 0.0, NAN], [NEVER, NEVER, NEVER], [float("inf"), 0.0, 0.0]]
 )
 def test_unusable_rows_stay_unusable_and_alone(row, companion, bad):
-    logits = torch.tensor([bad, [1.0, 2.0]])
-    chosen_rows = settings_of([row, companion], 2)
+    logits = torch.tensor([bad, [1.0, 2.0, 0.5]])
+    chosen_rows = settings_of([row, companion], 3)
     assert usable(logits).tolist() == [False, True]
     kept = filtered(logits, chosen_rows)
     assert usable(kept).tolist() == [False, True]
@@ -145,14 +159,15 @@ def test_unusable_rows_stay_unusable_and_alone(row, companion, bad):
 
 
 def test_bias_and_masks_are_sparse_and_pure():
-    logits = torch.zeros(2, 3)
+    logits = torch.ones(2, 3)
     found = add_bias(
         logits, torch.tensor([0, 1, 1]), torch.tensor([2, 0, 1]), torch.tensor([1.5, -100.0, 2.0])
     )
-    assert found.tolist() == [[0.0, 0.0, 1.5], [-100.0, 2.0, 0.0]]
+    assert found.tolist() == [[1.0, 1.0, 2.5], [-99.0, 3.0, 1.0]]
     masked = forbid(found, torch.tensor([1, 0]), torch.tensor([2, 0]))
-    assert masked.tolist() == [[NEVER, 0.0, 1.5], [-100.0, 2.0, NEVER]]
-    assert logits.count_nonzero() == 0
+    assert masked.tolist() == [[NEVER, 1.0, 2.5], [-99.0, 3.0, NEVER]]
+    assert found.isfinite().all()
+    assert (logits == 1).all()
     nothing = torch.tensor([], dtype=torch.int64)
     assert torch.equal(forbid(found, nothing, nothing), found)
 

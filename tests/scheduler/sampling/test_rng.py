@@ -36,7 +36,7 @@ def grid(seeds=(0, 1, -1, 2**63 - 1, -(2**63))):
 
 
 def test_reference_is_the_published_generator():
-    # First outputs of SplitMix64 from state 1234567, as in Rosetta Code and java.util tests.
+    # First outputs of SplitMix64 from state 1234567, as Rosetta Code lists them.
     words = [splitmix.mix((1234567 + n * splitmix.GAMMA) & splitmix.MASK) for n in (1, 2, 3)]
     assert words == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 

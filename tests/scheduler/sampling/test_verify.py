@@ -71,6 +71,11 @@ def test_worked_values_of_the_block_rule():
     assert bound.tolist() == [[1, 1], [0, 0.25]]
 
 
+def test_equal_laws_pass_every_test_of_the_block_rule():
+    bound = block_bounds(tensor([[1.0, 1.0, 1.0]]), tensor([[0.0, 0.0]]), torch.tensor([2]))
+    assert bound.tolist() == [[1, 1]]
+
+
 def test_a_masked_draft_has_bound_zero_even_if_the_draft_could_not_make_it():
     zero = tensor([[0.0]])
     assert acceptance_bound(zero, zero).item() == 0
@@ -98,8 +103,9 @@ def test_a_small_but_real_residual_is_used():
     rows, empty = residual(p, q, tensor([1.0]))
     assert rows[0].tolist() == [1, 0]
     assert not empty.item()
-    scaled, _ = residual(tensor([[0.5, 0.5]]), tensor([[1.0, 0.0]]), tensor([1e-12]))
+    scaled, empty = residual(tensor([[0.5, 0.5]]), tensor([[1.0, 0.0]]), tensor([1e-16]))
     assert scaled[0].tolist() == [0, 1]
+    assert not empty.item()
 
 
 @verifiers
@@ -190,11 +196,11 @@ def test_a_batch_in_which_nobody_drafted(verifier, longest):
 
 @verifiers
 def test_a_bad_row_leaves_the_others_alone(verifier):
-    batch, p, q, tests, last = ragged(4, [2, 3, 1], 5)
+    batch, p, q, tests, last = ragged(4, [1, 3, 1], 5)
     right = verifier(batch, p, q, tests, last)
     broken_p, broken_q = p.clone(), q.clone()
-    broken_p[3:7] = float("nan")
-    broken_q[2:5] = float("nan")
+    broken_p[2:6] = float("nan")
+    broken_q[1:4] = float("nan")
     found = verifier(batch, broken_p, broken_q, tests, last)
     for name in ("accepted", "terminal", "mass", "bound"):
         assert torch.equal(getattr(found, name)[[0, 2]], getattr(right, name)[[0, 2]])

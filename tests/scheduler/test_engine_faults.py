@@ -1,0 +1,136 @@
+"""What breaks in a round: the runner, a row, a commit, the loop itself. Nobody else may notice."""
+
+import asyncio
+
+import pytest
+
+from scheduler.commit import FaultPoint
+from scheduler.config import PoolConfig
+from scheduler.errors import EngineBusy
+from scheduler.request import FinishReason
+from scheduler.stats import CommitOutcome
+from tests.oracles.desk import MIXED, Desk, Poisoned, desk, outcome, outcomes
+from tests.oracles.rig import BLOCK, NOISE, TARGET, TOKEN, config, expected, letters, request
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_request_that_breaks_the_runner_ends_alone():
+    async with desk(runner=lambda runner: Poisoned(runner, 2)) as d:
+        asked = [*MIXED, request(6, (1, 1), max_tokens=9)]
+        found = await outcomes(d.ask(*asked))
+        for each, (tokens, _, finish) in zip(asked, found, strict=True):
+            if each.request_id == 2:
+                assert (tokens, finish.reason) == ([], FinishReason.ERROR)
+                assert "RuntimeError" in finish.error
+            else:
+                assert tokens == expected(each)
+        assert [(each.request, each.reason) for each in d.sink.ended] == [(2, FinishReason.ERROR)]
+        later = request(7, (3, 3), max_tokens=5)
+        assert (await outcome(d.ask(later)[0]))[0] == expected(later)
+
+
+@pytest.mark.parametrize("verifier", [TOKEN, BLOCK, NOISE])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+async def test_a_row_that_is_not_finite_ends_its_request_only(verifier, temperature):
+    settings = config(
+        target_pool=PoolConfig(blocks=24, block_size=4), max_requests=2, max_batched_tokens=40
+    )
+    sick = request(1, (15, 1, 2, 3, 4), temperature=temperature, verifier=verifier, priority=-1)
+    async with desk(settings, poison=frozenset({15}), target=never(15), draft=never(15)) as d:
+        well = [request(n, [n] * 30, max_tokens=20) for n in (2, 3)]
+        found = await outcomes(d.ask(sick, *well))
+        tokens, _, finish = found[0]
+        assert (tokens, finish.reason) == ([], FinishReason.ERROR)
+        assert "not finite" in finish.error
+        for each, (tokens, _, _) in zip(well, found[1:], strict=True):
+            assert tokens == expected(each, never(15))
+        aborted = [g.request for g in d.stats if g.outcome is CommitOutcome.ABORTED]
+        assert aborted == [1]
+        reused = request(4, [1] * 90, max_tokens=5)
+        assert (await outcome(d.ask(reused)[0]))[0] == expected(reused, never(15))
+
+
+async def test_a_draft_row_that_is_not_finite_only_ends_the_drafting():
+    """The draft's cache holds a poisoned row; the target knows nothing of it."""
+    async with desk(
+        draft=lambda prefix: [float("nan")] * 16 if len(prefix) > 9 else TARGET(prefix)
+    ) as d:
+        asked = [request(n, (n, 1), max_tokens=20, k=8) for n in (1, 2)]
+        for each, (tokens, _, _) in zip(asked, await outcomes(d.ask(*asked)), strict=True):
+            assert tokens == expected(each)
+        speculative = [g.speculation.k for g in d.stats if g.speculation is not None]
+        assert speculative
+        assert max(speculative) <= 8
+
+
+def never(token):
+    """The target's table without one token."""
+
+    def row(prefix):
+        values = list(TARGET(prefix))
+        values[token] = -50.0
+        return values
+
+    return row
+
+
+@pytest.mark.parametrize("point", FaultPoint)
+@pytest.mark.parametrize("warm", [False, True])
+async def test_a_fault_at_any_point_leaves_no_trace_in_the_text(point, warm):
+    hits = []
+    book = {}
+
+    def fault(where, number):
+        if where is point and number == 2 and len(hits) < 1:
+            state = book["it"].ledger.state(2)
+            if state is not None and state.emitted >= 3:
+                hits.append(state)
+                raise RuntimeError(where.value)
+
+    kind = {"temperature": 0.8, "verifier": NOISE} if warm else {}
+    asked = [request(n, (n, 3, 1), max_tokens=15, k=3, **kind) for n in (1, 2, 3)]
+    async with desk(fault=fault) as d:
+        book["it"] = d.engine._book
+        for each, (tokens, text, finish) in zip(asked, await outcomes(d.ask(*asked)), strict=True):
+            assert tokens == expected(each)
+            assert text == letters(tokens)
+            assert finish.reason is FinishReason.LENGTH
+            assert finish.stats.completion_tokens == 15
+        assert len(hits) == 1
+        assert d.engine.load().target_pool.used == d.engine.load().draft_pool.used == 0
+        aborted = [g.outcome for g in d.stats if g.outcome is not CommitOutcome.PUBLISHED]
+        unpublished = point is FaultPoint.BEFORE_PUBLICATION
+        assert aborted == ([CommitOutcome.ABORTED] if unpublished else [])
+
+
+async def test_a_fault_that_comes_back_ends_its_request():
+    def fault(where, number):
+        if where is FaultPoint.BEFORE_PUBLICATION and number == 2:
+            raise RuntimeError("again")
+
+    async with desk(fault=fault) as d:
+        asked = [request(n, (n, 3), max_tokens=6) for n in (1, 2, 3)]
+        found = await outcomes(d.ask(*asked))
+        assert [finish.reason.value for _, _, finish in found] == ["length", "error", "length"]
+        assert found[1][0] == []
+        assert found[0][0] == expected(asked[0])
+        assert d.engine.load().target_pool.used == 0
+
+
+async def test_a_loop_that_dies_ends_every_subscription():
+    d = Desk()
+
+    def broken(stats):
+        raise ZeroDivisionError("telemetry")
+
+    d.sink.step = broken
+    await d.engine.start()
+    (subscription,) = d.ask(request(1, max_tokens=40))
+    await outcome(subscription)
+    health = d.engine.health()
+    assert not health.alive
+    assert "ZeroDivisionError" in health.error
+    with pytest.raises(EngineBusy):
+        d.ask(request(2))
+    await asyncio.wait_for(d.engine.stop(grace=1.0), 60)

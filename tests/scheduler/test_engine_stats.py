@@ -1,0 +1,131 @@
+"""What the engine reports of its rounds and requests, and that the numbers agree."""
+
+import pytest
+
+from scheduler.plan import TerminalKind
+from tests.oracles.desk import desk, outcome, outcomes
+from tests.oracles.rig import BLOCK, MODEL, NGRAM, NOISE, NONE, TARGET, TOKEN, expected, request
+
+pytestmark = pytest.mark.anyio
+
+
+def check_ladder(groups):
+    """Contract section 10: who may be reached at place i + 1 was accepted at place i."""
+    speculations = [(g.speculation, g.terminal) for g in groups if g.speculation is not None]
+    for spec, _ in speculations:
+        assert 0 <= spec.accepted <= spec.reached <= spec.k
+        assert len(spec.mass) == len(spec.base) == spec.reached
+    for place in range(1, 9):
+        reached = sum(spec.reached > place for spec, _ in speculations)
+        accepted = sum(spec.accepted >= place for spec, _ in speculations)
+        stopped = sum(
+            spec.accepted == place and terminal is TerminalKind.STOP
+            for spec, terminal in speculations
+        )
+        full = sum(
+            spec.accepted == spec.k == place and terminal is not TerminalKind.STOP
+            for spec, terminal in speculations
+        )
+        assert reached == accepted - stopped - full
+
+
+RULES = [(1, 0.0, TOKEN), (4, 0.9, NOISE), (8, 0.9, TOKEN), (3, 0.9, BLOCK), (0, 0.9, TOKEN)]
+
+
+@pytest.fixture
+async def served():
+    """Requests of every rule with stops, their outcomes, and the desk that served them."""
+    asked = [
+        request(
+            n,
+            (n, 2),
+            max_tokens=25,
+            k=k,
+            temperature=warm,
+            verifier=verifier,
+            token_ids=frozenset({3, 11}),
+        )
+        for n, (k, warm, verifier) in enumerate(RULES, 1)
+    ]
+    async with desk(draft=TARGET) as d:
+        found = await outcomes(d.ask(*asked))
+    return d, found
+
+
+def shares(d, number):
+    """What all rounds say of one request."""
+    return [group for group in d.stats if group.request == number]
+
+
+async def test_reached_accepted_and_stopped_make_a_ladder(served):
+    d, _ = served
+    check_ladder(d.stats)
+    for group in d.stats:
+        if group.speculation is not None and group.terminal is not TerminalKind.STOP:
+            assert group.committed == group.speculation.accepted + 1
+
+
+async def test_a_request_s_numbers_are_the_sums_of_its_rounds(served):
+    d, found = served
+    for number, (tokens, _, finish) in enumerate(found, 1):
+        groups, stats = shares(d, number), finish.stats
+        specs = [g.speculation for g in groups if g.speculation is not None]
+        assert stats.completion_tokens == len(tokens) == sum(g.committed for g in groups)
+        assert stats.rounds == len(groups)
+        assert stats.steps == len(specs) == sum(stats.histogram)
+        assert stats.drafted == sum(spec.k for spec in specs)
+        assert stats.accepted == sum(spec.accepted for spec in specs)
+        assert stats.admitted <= stats.first_token <= stats.finished
+        assert sum(g.prefilled for g in groups) == 1
+    ended = {each.request: each for step in d.sink.steps for each in step.finished}
+    assert set(ended) == set(range(1, 6))
+    for number, each in ended.items():
+        assert each.request_stats == found[number - 1][2].stats
+        assert each.speculated == (each.request_stats.drafted > 0)
+    assert not ended[5].speculated
+
+
+async def test_a_round_s_rows_and_seconds_add_up(served):
+    d, _ = served
+    for step in d.sink.steps:
+        assert step.target_rows == sum(
+            g.prefilled + 1 + (0 if g.speculation is None else g.speculation.k) for g in step.groups
+        )
+        assert step.host_syncs == 1
+        assert step.round_seconds >= step.schedule_seconds + step.commit_seconds
+
+
+async def test_every_token_but_the_first_run_has_waited(served):
+    d, found = served
+    waits = [wait for step in d.sink.steps for wait in step.itl_seconds]
+    firsts = sum(first_run(shares(d, number)) for number in range(1, 6))
+    assert sum(count for _, count in waits) + firsts == sum(len(tokens) for tokens, _, _ in found)
+    assert len(waits) + len(found) == len([g for g in d.stats if g.committed])
+    assert all(seconds >= 0 for seconds, _ in waits)
+
+
+def first_run(groups):
+    return next(g.committed for g in groups if g.committed)
+
+
+async def test_the_load_is_told_when_it_changes_between_rounds():
+    async with desk() as d:
+        d.runner.open.clear()
+        (subscription,) = d.ask(request(1))
+        assert d.sink.loads[-1].waiting == 1
+        await d.runner.reached()
+        d.engine.abort(1)
+        d.runner.open.set()
+        await outcome(subscription)
+    assert d.sink.loads[-1].running == d.sink.loads[-1].waiting == 0
+    assert d.sink.loads[-1].target_pool.used == 0
+
+
+async def test_nothing_is_drafted_when_a_proposer_finds_nothing():
+    async with desk() as d:
+        asked = request(1, (1, 2, 3), proposer=NGRAM, max_tokens=3)
+        tokens, _, finish = await outcome(d.ask(asked)[0])
+    assert tokens == expected(asked)
+    assert finish.stats.histogram[0] == finish.stats.steps
+    assert {g.proposer for g in d.stats} <= {NONE, NGRAM}
+    assert MODEL not in {g.proposer for g in d.stats}

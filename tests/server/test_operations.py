@@ -1,0 +1,201 @@
+"""What operators ask: models, tokens, health, load, metrics, the OpenAPI page."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from server.errors import ApiError
+from server.flow import Flow
+from tests.server.world import running
+
+
+def test_models(client):
+    body = client.get("/v1/models").json()
+    assert body["object"] == "list"
+    assert body["data"][0] == {
+        "id": "pair",
+        "object": "model",
+        "created": 1_700_000_000,
+        "owned_by": "fencepost",
+        "root": "fencepost/pair",
+        "parent": None,
+        "max_model_len": 96,
+    }
+    assert client.get("/v1/models/pair-alias").json()["id"] == "pair-alias"
+
+
+def test_the_name_that_was_used_is_answered(client):
+    for asked, answered in (("pair-alias", "pair-alias"), (None, "pair")):
+        body = client.post("/v1/completions", json={"model": asked, "prompt": "x"}).json()
+        assert body["model"] == answered
+
+
+@pytest.mark.parametrize("text", ["", "naïve 🎉", "a\u0000b", "<s>x"])
+def test_tokens_and_back(world, client, text):
+    body = client.post(
+        "/tokenize", json={"prompt": text, "add_special_tokens": False, "return_token_strs": True}
+    ).json()
+    ids = list(world.ids(text)) or [world.tokenizer.bos_token_id]
+    assert body["tokens"] == ids
+    assert (body["count"], body["max_model_len"]) == (len(ids), 96)
+    assert body["token_strs"] == world.tokenizer.convert_ids_to_tokens(ids)
+    if text:
+        back = client.post("/detokenize", json={"tokens": ids}).json()
+        assert back == {"prompt": text}
+
+
+def test_special_tokens_are_added_to_a_prompt_unless_refused(world, client):
+    body = client.post("/tokenize", json={"prompt": "x"}).json()
+    assert body["tokens"] == list(world.prompt_ids("x"))
+    assert body["token_strs"] is None
+
+
+def test_messages_are_tokenized_as_chat_does(world, client):
+    messages = [{"role": "user", "content": "hello"}]
+    counted = client.post("/tokenize", json={"messages": messages}).json()
+    answered = client.post(
+        "/v1/chat/completions",
+        json={"messages": messages, "return_token_ids": True, "max_tokens": 1},
+    ).json()
+    assert counted["tokens"] == answered["prompt_token_ids"]
+    more = client.post(
+        "/tokenize",
+        json={"messages": messages, "add_generation_prompt": False, "add_special_tokens": True},
+    ).json()
+    assert world.service.decode(more["tokens"]) == "<s><s><|user|>\nhello</s>"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}, "prompt"),
+        ("/tokenize", {"prompt": 5}, "prompt"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": [10**6]}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
+        ("/detokenize", {"tokens": "x"}, "tokens"),
+    ],
+)
+def test_bad_token_bodies(client, path, body, param):
+    response = client.post(path, json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+def test_load_counts_what_runs_and_waits():
+    with running(max_requests=1) as world, httpx.Client(base_url=world.url) as client:
+        assert client.get("/load").json() == {"server_load": 0, "running": 0, "waiting": 0}
+        world.runner.open.clear()
+        with ThreadPoolExecutor(1) as pool:
+            body = {"prompt": "x", "n": 3, "max_tokens": 2}
+            answer = pool.submit(client.post, "/v1/completions", json=body)
+            assert world.runner.waits()
+            busy = httpx.get(f"{world.url}/load").json()
+            world.runner.open.set()
+            assert answer.result(20).status_code == 200
+        assert busy == {"server_load": 3, "running": 1, "waiting": 2}
+
+
+def test_metrics_in_both_formats(client):
+    plain = client.get("/metrics")
+    assert plain.headers["content-type"].startswith("text/plain")
+    assert list(text_string_to_metric_families(plain.text)) == []
+    accept = "application/openmetrics-text; version=1.0.0"
+    open_metrics = client.get("/metrics", headers={"accept": accept})
+    assert open_metrics.headers["content-type"].startswith("application/openmetrics-text")
+    assert open_metrics.text == "# EOF\n"
+
+
+def test_every_call_is_told_to_the_sink(world, client):
+    client.get("/v1/models/pair")
+    client.get("/nowhere/secret")
+    known = [(c.method, c.route, c.status) for c in world.outcomes.calls[-2:]]
+    assert known == [("GET", "/v1/models/{name:path}", 200), ("GET", "unknown", 404)]
+    assert all(call.seconds >= 0 for call in world.outcomes.calls)
+
+
+def test_an_accident_is_a_500_without_internals(world, client, caplog):
+    broken = world.service.names
+    try:
+        world.service.names = None
+        response = client.post("/tokenize", json={"prompt": "x", "return_token_strs": True})
+    finally:
+        world.service.names = broken
+    assert response.status_code == 500
+    assert response.json()["error"]["message"] == (
+        "The server had an error while processing the request."
+    )
+    assert response.headers["x-request-id"] in caplog.text
+
+
+def test_the_page_describes_every_body_and_error(client):
+    page = client.get("/openapi.json").json()
+    names = set(page["components"]["schemas"])
+    assert {"CompletionBody", "ChatBody", "TokenizeBody", "DetokenizeBody", "Error"} <= names
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+        operation = page["paths"][path]["post"]
+        assert operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        assert {"200", "400", "401", "404", "413", "415", "500", "503"} <= set(
+            operation["responses"]
+        )
+        assert "422" not in operation["responses"]
+    for name in _references(page):
+        assert name.removeprefix("#/components/schemas/") in names
+
+
+def _references(value):
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key == "$ref":
+                yield inner
+            else:
+                yield from _references(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _references(inner)
+
+
+class _Ended:
+    """A source that ends without a finish."""
+
+    request_id = 1
+
+    async def __anext__(self):
+        raise StopAsyncIteration
+
+
+class _Engine:
+    """Just enough of an engine for a flow."""
+
+    def __init__(self, alive):
+        self.alive = alive
+        self.error = "a secret"
+        self.aborted = []
+
+    def health(self):
+        return self
+
+    def abort(self, request_id):
+        self.aborted.append(request_id)
+
+
+@pytest.mark.parametrize("sources", [1, 2])
+@pytest.mark.parametrize(("alive", "status"), [(True, 503), (False, 500)])
+def test_a_source_that_ends_early_says_why(alive, status, sources):
+    engine = _Engine(alive)
+
+    async def read():
+        flow = Flow(engine, [_Ended() for _ in range(sources)])
+        try:
+            await flow.next()
+        finally:
+            await flow.close()
+
+    with pytest.raises(ApiError) as ended:
+        asyncio.run(read())
+    assert ended.value.problem.status == status
+    assert "secret" not in ended.value.problem.message
+    assert engine.aborted == [1] * sources

@@ -1,0 +1,213 @@
+"""The whole process with models that recite: listens first, announces itself, drains, exits."""
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import httpx
+import pytest
+
+from scheduler.errors import ModelRefused
+from server import main
+from server.settings import Settings, SettingsError
+from server.tokenizer import TokenizerService
+from tests.server.world import ScriptedRunner, engine_over, new_tokenizer, serving_of
+
+
+class FakeRunner(ScriptedRunner):
+    """Takes no memory to speak of."""
+
+    def memory_bytes(self):
+        return 12_345
+
+
+@dataclass
+class FakePair:
+    runner: FakeRunner
+
+
+class FakeAssembly:
+    """Stands where models would be loaded; `gate` holds the loading up."""
+
+    def __init__(self):
+        self.gate = threading.Event()
+        self.failure = None
+        self.runner = None
+        self.engine = None
+
+    def load(self, _settings):
+        self.gate.wait(20)
+        if self.failure is not None:
+            raise self.failure
+        tokenizer = new_tokenizer()
+        self.runner = FakeRunner(1, len(tokenizer))
+        self.pair = FakePair(self.runner)
+        self.runner.default = tuple(tokenizer.encode("The river.", add_special_tokens=False))
+        self.tokenizer = TokenizerService(tokenizer, frozenset({1}))
+        return self
+
+    async def warm_up(self, loaded):
+        assert loaded is self
+
+    def build_engine(self, loaded, sink):
+        assert loaded is self
+        self.engine = engine_over(self.runner, sink)
+        return self.engine
+
+    def serving_over(self, engine, loaded, _settings):
+        return serving_of(engine, loaded.tokenizer, len(loaded.tokenizer.pieces.table))
+
+
+@pytest.fixture
+def assembly(monkeypatch):
+    fake = FakeAssembly()
+    monkeypatch.setitem(sys.modules, "server.assembly", fake)
+    return fake
+
+
+@pytest.fixture
+def settings(monkeypatch):
+    # The process's own set-up of logs would outlive the test.
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    return Settings(port=port, drain_seconds=20)
+
+
+def visit(settings, steps):
+    """Run the server in this thread and `steps` in another; the exit status, once both ended."""
+    problems = []
+    stopper = Stopper()
+
+    def follow():
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{settings.port}", timeout=20) as client:
+                until(lambda: reachable(client))
+                steps(client, stopper)
+        except (AssertionError, httpx.HTTPError) as problem:
+            problems.append(problem)
+        finally:
+            if not stopper.asked:
+                stopper.ask()
+
+    visitor = threading.Thread(target=follow, daemon=True)
+    visitor.start()
+    status = main.serve(settings)
+    visitor.join(20)
+    assert problems == []
+    return status
+
+
+class Stopper:
+    """Sends the signal that ends the server. Never after its end: it would end the tests."""
+
+    def __init__(self):
+        self.asked = False
+
+    def ask(self):
+        self.asked = True
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def until(condition):
+    """Ask again and again: what is awaited is another thread's progress."""
+    ends = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < ends
+        threading.Event().wait(0.01)
+
+
+def reachable(client):
+    try:
+        return client.get("/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def ready(client):
+    return client.get("/ready").status_code == 200
+
+
+def complete(client):
+    return client.post("/v1/completions", json={"prompt": "x", "max_tokens": 4})
+
+
+def test_it_listens_before_it_can_answer(assembly, settings, capsys):
+    def steps(client, _stopper):
+        assert not ready(client)
+        assert complete(client).status_code == 503
+        assembly.gate.set()
+        until(lambda: ready(client))
+        assert complete(client).status_code == 200
+        page = client.get("/metrics").text
+        assert "fencepost_device_memory_bytes 12345.0" in page
+        assert 'vllm:num_requests_running{engine="0",model_name="fencepost-pair"} 0.0' in page
+        assert 'fencepost_http_requests_total{status="5xx"}' in page
+
+    assert visit(settings, steps) == 0
+    announced = f"Fencepost serves fencepost-pair at http://127.0.0.1:{settings.port}\n"
+    assert capsys.readouterr().out == announced
+
+
+def test_a_signal_lets_running_requests_end(assembly, settings):
+    assembly.gate.set()
+
+    def steps(client, stopper):
+        until(lambda: ready(client))
+        assembly.runner.open.clear()
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(complete, client)
+            assert assembly.runner.waits()
+            stopper.ask()
+            until(lambda: not ready(client))
+            assert complete(client).status_code == 503
+            assert client.get("/health").status_code == 200
+            assembly.runner.open.set()
+            assert running.result(20).status_code == 200
+
+    assert visit(settings, steps) == 0
+
+
+def test_a_second_signal_ends_them(assembly, settings):
+    assembly.gate.set()
+
+    def steps(client, stopper):
+        until(lambda: ready(client))
+        assembly.runner.open.clear()
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(complete, client)
+            assert assembly.runner.waits()
+            stopper.ask()
+            until(lambda: not ready(client))
+            stopper.ask()
+            assert running.result(20).status_code == 503
+            assembly.runner.open.set()
+
+    assert visit(settings, steps) == 0
+
+
+def test_a_signal_while_loading_ends_it(assembly, settings):
+    def steps(_client, stopper):
+        stopper.ask()
+        assembly.gate.set()
+
+    assert visit(settings, steps) == 0
+
+
+def test_what_cannot_be_loaded_ends_it(assembly, settings):
+    assembly.failure = ModelRefused("draft: another vocabulary")
+    assembly.gate.set()
+    with pytest.raises(ModelRefused, match="another vocabulary"):
+        main.serve(settings)
+
+
+def test_a_port_in_use_is_named(settings):
+    taken = socket.create_server(("127.0.0.1", settings.port))
+    with taken, pytest.raises(SettingsError, match=f"port={settings.port}"):
+        main.serve(settings)

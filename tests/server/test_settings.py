@@ -1,0 +1,135 @@
+"""Settings from flags, environment and file; whatever is wrong is named and stops the start."""
+
+import pytest
+
+from server.settings import Settings, SettingsError, load_settings
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch):
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"FENCEPOST_{name.upper()}", raising=False)
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text):
+        path = tmp_path / "fencepost.toml"
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def test_defaults():
+    settings = load_settings({})
+    assert (settings.host, settings.port) == ("127.0.0.1", 8000)
+    assert (settings.draft_length, settings.longest_draft) == (4, 8)
+    assert (settings.root, settings.names) == ("fencepost-pair", ("fencepost-pair",))
+    assert settings.api_key == ()
+    assert load_settings({"model": "org/name"}).names == ("org/name",)
+
+
+def test_flags_win_over_variables_and_variables_over_the_file(monkeypatch, file):
+    path = file('port = 1\nk = 1\nmax_requests = 1\ndomains = ["a"]')
+    monkeypatch.setenv("FENCEPOST_PORT", "2")
+    monkeypatch.setenv("FENCEPOST_K", "2")
+    settings = load_settings({"config": path, "port": "3"})
+    assert (settings.port, settings.k, settings.max_requests) == (3, 2, 1)
+    assert settings.domains == ("a",)
+
+
+def test_the_variable_names_the_file_too(monkeypatch, file):
+    monkeypatch.setenv("FENCEPOST_CONFIG", file("port = 7"))
+    assert load_settings({}).port == 7
+
+
+def test_lists_sizes_and_choices():
+    settings = load_settings(
+        {
+            "served_model_name": "a, b,",
+            "api_key": "k1,k2",
+            "kv_memory": "2GiB",
+            "body_limit": "10kB",
+            "k": "auto",
+            "offline": True,
+        }
+    )
+    assert settings.names == ("a", "b")
+    assert [key.get_secret_value() for key in settings.api_key] == ["k1", "k2"]
+    assert (settings.kv_memory, settings.body_limit) == (2 << 30, 10_000)
+    assert settings.draft_length == 4
+
+
+@pytest.mark.parametrize(
+    ("k", "k_max", "longest"), [("3", None, 8), ("12", None, 12), ("3", "3", 3), ("0", "0", 0)]
+)
+def test_the_longest_draft(k, k_max, longest):
+    flags = {"k": k} if k_max is None else {"k": k, "k_max": k_max}
+    assert load_settings(flags).longest_draft == longest
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({"port": "many"}, "port=many"),
+        ({"port": "65536"}, "port=65536"),
+        ({"device": "tpu"}, "device=tpu"),
+        ({"verifier": "typical"}, "verifier=typical"),
+        ({"proposer": "suffix"}, "proposer=suffix"),
+        ({"k": "long"}, "k=long"),
+        ({"k": "-1"}, "k=-1"),
+        ({"k": "9", "k_max": "8"}, "k=9 is longer than k_max=8"),
+        ({"k": "4096", "max_batched_tokens": "64"}, "k=4096, k_max=None: drafts of up to 4096"),
+        ({"k": "33"}, "at most 32 are possible"),
+        ({"k_max": "8", "max_batched_tokens": "8"}, "max_batched_tokens=8 at most 7"),
+        ({"max_requests": "0"}, "max_requests=0"),
+        ({"kv_memory": "lots"}, "kv_memory=lots"),
+        ({"drain_seconds": "inf"}, "drain_seconds=inf"),
+        ({"drain_seconds": "-1"}, "drain_seconds=-1"),
+        ({"domains": "a,a"}, "domains="),
+        ({"lora_modules": "x"}, "lora_modules=x: unknown setting"),
+        ({"config": "no/such/file.toml"}, "config=no/such/file.toml"),
+    ],
+)
+def test_what_is_wrong_is_named(flags, named):
+    with pytest.raises(SettingsError) as refused:
+        load_settings(flags)
+    assert named in str(refused.value)
+
+
+def test_unknown_and_malformed_keys_of_the_file(file):
+    for text, named in (
+        ("prot = 1", "prot=1: unknown setting"),
+        ("port = 'x'", "port=x"),
+        ("port = ", "config="),
+        ("[server]\nport = 1", "server="),
+    ):
+        with pytest.raises(SettingsError) as refused:
+            load_settings({"config": file(text)})
+        assert named in str(refused.value)
+
+
+def test_unknown_and_malformed_variables(monkeypatch):
+    monkeypatch.setenv("FENCEPOST_PORT", "tcp://10.0.0.1:8000")
+    with pytest.raises(SettingsError, match="port=tcp://10"):
+        load_settings({})
+    with pytest.raises(SettingsError, match="FENCEPOST_PROT=1: unknown setting"):
+        load_settings({}, {"FENCEPOST_PROT": "1"})
+
+
+def test_secrets_are_not_shown(file):
+    path = file('hf_token = 5\napi_key = [{ secret = "value" }]')
+    with pytest.raises(SettingsError) as refused:
+        load_settings({"config": path})
+    assert "value" not in str(refused.value)
+    assert "hf_token=(hidden)" in str(refused.value)
+    settings = load_settings({"hf_token": "tell", "api_key": "nobody"})
+    assert "tell" not in repr(settings)
+    assert "nobody" not in repr(settings)
+
+
+def test_every_setting_explains_itself():
+    for name, field in Settings.model_fields.items():
+        assert field.description, name
+        assert field.description[0].islower() or field.description.startswith("TOML")

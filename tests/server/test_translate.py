@@ -1,0 +1,145 @@
+"""Each field of a body reaches the engine's request as it was meant."""
+
+import logging
+
+import pytest
+
+from scheduler.request import ProposerKind, Verifier
+from server.protocol.completions import CompletionBody
+from server.tokenizer import TokenizerService
+from server.translate import Asked, build_requests
+from tests.server.world import (
+    CONTEXT,
+    ScriptedRunner,
+    Sink,
+    engine_over,
+    new_tokenizer,
+    serving_of,
+)
+
+TOKENIZER = new_tokenizer()
+SERVICE = TokenizerService(TOKENIZER, frozenset({1}))
+
+
+def serving(**changes):
+    runner = ScriptedRunner(1, len(TOKENIZER))
+    return serving_of(engine_over(runner, Sink(), **changes), SERVICE, len(TOKENIZER))
+
+
+def requests(fields, *, prompts=((5, 6),), max_tokens=16, served=None):
+    body = CompletionBody.model_validate({"prompt": "x"} | fields)
+    limit = {"max_tokens": max_tokens, "token_field": "max_tokens"}
+    asked = Asked(body=body, prompts=prompts, logprobs=None, **limit)
+    return build_requests(asked, served or serving(), frozenset({"code"}), lambda: 12.5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "attribute", "value"),
+    [
+        ({}, "temperature", 1.0),
+        ({"temperature": 0}, "temperature", 0.0),
+        ({}, "top_k", None),
+        ({"top_k": 0}, "top_k", None),
+        ({"top_k": -1}, "top_k", None),
+        ({"top_k": 7}, "top_k", 7),
+        ({"top_p": 0.5}, "top_p", 0.5),
+        ({"min_p": 0.25}, "min_p", 0.25),
+        ({"repetition_penalty": 1.5}, "repetition_penalty", 1.5),
+        ({"presence_penalty": -1.5}, "presence_penalty", -1.5),
+        ({"frequency_penalty": 0.5}, "frequency_penalty", 0.5),
+        ({"logit_bias": {"5": 100, "007": -1}}, "logit_bias", {5: 100.0, 7: -1.0}),
+        ({"seed": -(2**63)}, "seed", -(2**63)),
+    ],
+)
+def test_sampling(fields, attribute, value):
+    assert getattr(requests(fields)[0].sampling, attribute) == value
+
+
+@pytest.mark.parametrize(
+    ("fields", "attribute", "value"),
+    [
+        ({}, "token_ids", frozenset({1})),
+        ({"ignore_eos": True}, "token_ids", frozenset()),
+        ({"stop_token_ids": [7]}, "token_ids", frozenset({1, 7})),
+        ({"stop_token_ids": [7], "ignore_eos": True}, "token_ids", frozenset({7})),
+        ({"min_tokens": 3}, "min_tokens", 3),
+        ({"include_stop_str_in_output": True}, "include_stop", True),
+        ({}, "max_tokens", 16),
+    ],
+)
+def test_stopping(fields, attribute, value):
+    assert getattr(requests(fields)[0].stop, attribute) == value
+
+
+@pytest.mark.parametrize(
+    ("asked", "length", "given"),
+    [(None, 2, CONTEXT - 2), (10**9, 2, CONTEXT - 2), (5, CONTEXT - 1, 1), (5, 90, 5), (6, 90, 6)],
+)
+def test_the_budget_is_cut_to_the_context(asked, length, given):
+    found = requests({"min_tokens": 5}, prompts=((5,) * length,), max_tokens=asked)[0].stop
+    assert found.max_tokens == given
+    assert found.min_tokens == min(5, given)
+
+
+@pytest.mark.parametrize(
+    ("asked", "k", "verifier", "proposer"),
+    [
+        (None, None, Verifier.TOKEN, ProposerKind.DRAFT_MODEL),
+        ({}, None, Verifier.TOKEN, ProposerKind.DRAFT_MODEL),
+        ({"k": "auto", "proposer": "auto"}, None, Verifier.TOKEN, ProposerKind.DRAFT_MODEL),
+        ({"k": 0}, 0, Verifier.TOKEN, ProposerKind.DRAFT_MODEL),
+        ({"k": 8, "verifier": "block"}, 8, Verifier.BLOCK, ProposerKind.DRAFT_MODEL),
+        ({"verifier": "shared-noise"}, None, Verifier.SHARED_NOISE, ProposerKind.DRAFT_MODEL),
+        ({"proposer": "ngram"}, None, Verifier.TOKEN, ProposerKind.NGRAM),
+        ({"enabled": False, "k": 5}, 0, Verifier.TOKEN, ProposerKind.NONE),
+        ({"enabled": False, "verifier": "shared-noise"}, 0, Verifier.SHARED_NOISE, None),
+    ],
+)
+def test_speculation(asked, k, verifier, proposer):
+    found = requests({"speculation": asked})[0].speculation
+    assert (found.k, found.verifier) == (k, verifier)
+    assert found.proposer is (proposer or ProposerKind.NONE)
+
+
+def test_the_servers_own_defaults_of_speculation():
+    served = serving(verifier=Verifier.SHARED_NOISE, proposer=ProposerKind.NGRAM, draft_pool=None)
+    found = requests({}, served=served)[0].speculation
+    assert (found.verifier, found.proposer) == (Verifier.SHARED_NOISE, ProposerKind.NGRAM)
+
+
+def test_a_draft_model_that_is_not_there_is_refused():
+    served = serving(proposer=ProposerKind.NGRAM, draft_pool=None)
+    with pytest.raises(Exception, match="no draft model") as refused:
+        requests({"speculation": {"proposer": "draft_model"}}, served=served)
+    assert refused.value.problem.param == "speculation.proposer"
+
+
+def test_choices_share_seed_and_arrival_and_are_numbered_by_prompt():
+    found = requests({"n": 2, "seed": 9, "priority": -3}, prompts=((5,), (6, 7)))
+    assert [(r.prompt, r.choice) for r in found] == [((5,), 0), ((5,), 1), ((6, 7), 0), ((6, 7), 1)]
+    assert {(r.sampling.seed, r.arrival, r.priority) for r in found} == {(9, 12.5, -3)}
+    assert len({r.request_id for r in found}) == 4
+
+
+def test_a_missing_seed_is_drawn_and_logged(caplog):
+    caplog.set_level(logging.INFO, "server.translate")
+    first, second = (requests({"n": 2}) for _ in range(2))
+    assert first[0].sampling.seed == first[1].sampling.seed != second[0].sampling.seed
+    assert all(-(2**63) <= r[0].sampling.seed < 2**63 for r in (first, second))
+    assert f"seed={first[0].sampling.seed}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("metadata", "domain"),
+    [(None, "other"), ({}, "other"), ({"domain": "code"}, "code"), ({"domain": "x"}, "other")],
+)
+def test_domains_come_from_the_list(metadata, domain):
+    assert requests({"metadata": metadata})[0].domain == domain
+
+
+def test_text_rules_reach_the_stager():
+    fields = {"stop": "b", "skip_special_tokens": False, "min_tokens": 1}
+    stager = requests(fields)[0].text
+    a, b = TOKENIZER.encode("a b".replace(" ", ""), add_special_tokens=False)
+    staged = stager.stage(stager.start(), (b, 1, a, b), final=True)
+    assert (staged.text, staged.stop, staged.kept) == ("b</s>a", "b", 4)
