@@ -151,24 +151,12 @@ def stage(
     _check_addressee(group, result)
     phase = advance(Phase.READY, Phase.VERIFIED)
     fault(FaultPoint.AFTER_VERIFICATION, group.request)
-    decision = decide(state, request, result)
-    phase = advance(phase, Phase.DECIDED)
+    decision, phase = decide(state, request, result), advance(phase, Phase.DECIDED)
     fault(FaultPoint.AFTER_DECISION, group.request)
-    tokens = state.tokens + decision.emitted
-    kv_rows = len(tokens) - 1 if group.emits else state.kv_rows + group.rows
-    committed = result.written[: kv_rows - state.kv_rows]
+    added = len(decision.emitted) + group.rows - 1 if group.emits else group.rows
+    committed, discarded = result.written[:added], result.written[added:]
     fault(FaultPoint.AFTER_KV_STAGED, group.request)
-    history = extend_history(state.history, decision.emitted)
-    consumed = state.rng.consumed + draws_consumed(group, result, decision)
-    successor = RequestState(
-        tokens=tokens,
-        prompt_length=state.prompt_length,
-        kv_rows=kv_rows,
-        text=state.text if decision.text is None else decision.text.state,
-        history=history if decision.emitted else state.history,
-        rng=replace(state.rng, consumed=consumed),
-        generation=state.generation + 1,
-    )
+    successor = _successor(state, decision, added, draws_consumed(group, result, decision))
     fault(FaultPoint.AFTER_OUTPUT_STAGED, group.request)
     record = CommitRecord(
         request_id=group.request,
@@ -179,9 +167,9 @@ def stage(
         terminal_kind=decision.terminal,
         emitted_token_ids=decision.emitted,
         committed_kv_token_ids=committed,
-        discarded_kv_token_ids=result.written[len(committed) :],
+        discarded_kv_token_ids=discarded,
         rng_before=state.rng.consumed,
-        rng_after=consumed,
+        rng_after=successor.rng.consumed,
         processor_before=state.history,
         processor_after=successor.history,
         digest=digest,
@@ -189,6 +177,22 @@ def stage(
     check_postconditions(state, record, successor)
     phase = advance(phase, Phase.STAGED)
     return Staged(phase=phase, record=record, successor=successor, decision=decision, result=result)
+
+
+def _successor(state: RequestState, decision: Decision, rows: int, draws: int) -> RequestState:
+    """S after the decision: `rows` more K/V rows committed, `draws` more draws consumed."""
+    history = state.history
+    if decision.emitted:
+        history = extend_history(history, decision.emitted)
+    return replace(
+        state,
+        tokens=state.tokens + decision.emitted,
+        kv_rows=state.kv_rows + rows,
+        text=state.text if decision.text is None else decision.text.state,
+        history=history,
+        rng=replace(state.rng, consumed=state.rng.consumed + draws),
+        generation=state.generation + 1,
+    )
 
 
 def _check_addressee(group: Group, result: GroupResult) -> None:

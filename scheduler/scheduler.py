@@ -156,10 +156,9 @@ class Scheduler:
 
     def _shares(self, now: float) -> list[Share]:
         """Rows for running requests (decoding ones first), then for new ones."""
-        for suspect in [entry for entry in self.book.running if entry.failures]:
-            alone = self._grant([suspect], self._config.max_batched_tokens)
-            if alone:  # else it had to yield its blocks, and the others go on
-                return alone
+        suspect = next((entry for entry in self.book.running if entry.failures), None)
+        if suspect is not None:  # it holds the blocks of the round that broke
+            return self._grant([suspect], self._config.max_batched_tokens)
         before = self.book.preemptions
         decoding = [e for e in self.book.running if self.book.state(e).decoding]
         shares = self._grant(decoding, self._config.max_batched_tokens)

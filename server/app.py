@@ -4,7 +4,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -19,7 +18,7 @@ from server.outcomes import CLIENT_CLOSED, OutcomeSink, record_of
 from server.routes.chat import chat_routes
 from server.routes.completions import completion_routes
 from server.routes.models import model_routes
-from server.routes.operations import operation_routes
+from server.routes.operations import MetricsPage, operation_routes
 from server.version import version
 
 __all__ = ["create_app"]
@@ -27,9 +26,9 @@ __all__ = ["create_app"]
 Handler = Callable[[Request, Any], Coroutine[Any, Any, Response]]
 
 
-def create_app(api: Api, *, registry: CollectorRegistry, outcomes: OutcomeSink) -> FastAPI:
-    """The ASGI application over `api`. `registry` is rendered by /metrics, `outcomes` told how
-    each call ended."""
+def create_app(api: Api, *, metrics: MetricsPage, outcomes: OutcomeSink) -> FastAPI:
+    """The ASGI application over `api`. `metrics` renders /metrics, `outcomes` is told how each
+    call ended."""
     app = FastAPI(
         title="Fencepost",
         version=version(),
@@ -43,7 +42,7 @@ def create_app(api: Api, *, registry: CollectorRegistry, outcomes: OutcomeSink) 
     )
     for routes in (completion_routes(api), chat_routes(api), model_routes(api)):
         app.include_router(routes)
-    app.include_router(operation_routes(api, registry))
+    app.include_router(operation_routes(api, metrics))
     describe(app)
     return app
 

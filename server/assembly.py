@@ -125,7 +125,7 @@ async def warm_up(loaded: Loaded) -> None:
     client waits for no lazy initialisation and no counter has moved."""
     engine = build_engine(loaded, _NoStats())
     await engine.start()
-    prompt = await loaded.tokenizer.encode("", add_special_tokens=True)
+    prompt = (await loaded.tokenizer.encode([""], special=True))[0]
     requests = [_warm_request(engine, loaded, prompt, temperature) for temperature in (0.0, 1.0)]
     for subscription in engine.submit(requests):
         async for _event in subscription:

@@ -1,7 +1,8 @@
 """Sends server-sent events while watching that the client is still there."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -21,7 +22,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, first: bytes, rest: AsyncIterator[bytes], close: Callable[[], Awaitable[None]]
+        self, first: bytes, rest: AsyncGenerator[bytes], close: Callable[[], Awaitable[None]]
     ) -> None:
         self.status_code = 200
         self.background = None
@@ -51,8 +52,9 @@ class EventStream(Response):
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         await _send_part(send, self._first, more=True)
-        async for part in self._rest:
-            await _send_part(send, part, more=True)
+        async with aclosing(self._rest) as rest:
+            async for part in rest:
+                await _send_part(send, part, more=True)
         await _send_part(send, b"", more=False)
 
 

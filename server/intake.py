@@ -1,5 +1,6 @@
 """Reads and checks the body of a call; every fault is an ApiError that names it."""
 
+import asyncio
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -10,6 +11,9 @@ from server.flow import ClientGoneError
 from server.protocol.fields import Body
 
 __all__ = ["read_body"]
+
+# Larger bodies are parsed in a thread, so that nobody's tokens wait for them.
+_OFF_LOOP_BYTES = 1 << 18
 
 B = TypeVar("B", bound=Body)
 
@@ -29,6 +33,8 @@ async def read_body(request: Request, kind: type[B], limit: int) -> B:
     except ClientDisconnect:
         raise ClientGoneError from None
     try:
+        if len(body) > _OFF_LOOP_BYTES:
+            return await asyncio.to_thread(kind.model_validate_json, bytes(body))
         return kind.model_validate_json(bytes(body))
     except ValidationError as problem:
         raise from_validation(problem) from None

@@ -11,7 +11,9 @@ import signal
 import socket
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -27,6 +29,7 @@ from server.version import version
 from telemetry.aliases import VllmAliases
 from telemetry.loop_lag import LagMonitor
 from telemetry.metrics import Metrics, new_registry
+from telemetry.page import render
 from telemetry.sink import PrometheusSink
 
 if TYPE_CHECKING:
@@ -66,6 +69,15 @@ class _HttpOutcomes(OutcomeSink):
         self._metrics.http.count(outcome.status)
 
 
+class _Listener(uvicorn.Server):
+    """Leaves signals to the process: its own handling would close the socket before the drain."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Change no handler."""
+        yield
+
+
 class _Process:
     """What lives as long as the process. `loaded` appears once."""
 
@@ -87,13 +99,13 @@ class _Process:
 
     async def run(self) -> int:
         """Listen, load, serve, drain."""
+        self._take_signals()
         listener = _listen(self._settings)
-        server = uvicorn.Server(self._uvicorn_config())
+        server = _Listener(self._uvicorn_config())
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         lag = asyncio.create_task(LagMonitor(self._metrics.loop_lag.observe, time.monotonic).run())
         while not (server.started or serving.done()):  # noqa: ASYNC110 - uvicorn has no event
             await asyncio.sleep(0.01)
-        self._take_signals()
         engine: Engine | None = None
         try:
             engine = await self._load_or_stop()
@@ -117,7 +129,7 @@ class _Process:
         )
         app = create_app(
             Api(backend=self._backend, options=options),
-            registry=self._registry,
+            metrics=partial(render, self._registry),
             outcomes=_HttpOutcomes(self._metrics),
         )
         return uvicorn.Config(
@@ -164,7 +176,6 @@ class _Process:
         print(f"Fencepost serves {name} at http://{shown}:{port}", flush=True)  # noqa: T201
 
     def _take_signals(self) -> None:
-        # After uvicorn's own handlers, which would close the listener before the drain.
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # takes seconds, and the server listens before models are loa
 
 __all__ = ["ChatInput", "TokenizerService"]
 
-# Longer texts are tokenized in a thread: this many characters take about a millisecond.
+# Longer texts are tokenized in a thread: this many characters take some milliseconds.
 _OFF_LOOP_CHARS = 4096
 # Arguments of the template call that are the server's to give.
 _RESERVED = frozenset(
@@ -51,16 +51,16 @@ class TokenizerService:
         self.end_ids = end_ids
         self.pieces: Pieces = read_pieces(tokenizer)
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        """Ids of `text`; its first token is the tokenizer's own begin mark, if it has one.
+    async def encode(self, texts: Sequence[str], *, special: bool) -> list[tuple[int, ...]]:
+        """Ids of each text, with the tokenizer's own begin mark (if it has one) when `special`.
 
         Raises ApiError when nothing is left to start from.
         """
-        if len(text) > _OFF_LOOP_CHARS:
-            ids = await asyncio.to_thread(self._encode, text, add_special_tokens)
+        if sum(map(len, texts)) > _OFF_LOOP_CHARS:
+            encoded = await asyncio.to_thread(self._encode, texts, special)
         else:
-            ids = self._encode(text, add_special_tokens)
-        return ids or self._begin()
+            encoded = self._encode(texts, special)
+        return [ids or self._begin() for ids in encoded]
 
     async def chat(self, chat: ChatInput) -> tuple[int, ...]:
         """Ids of the rendered conversation. The template writes its own begin mark.
@@ -72,7 +72,7 @@ class TokenizerService:
             text = await asyncio.to_thread(self._render, chat)
         else:
             text = self._render(chat)
-        return await self.encode(text, add_special_tokens=chat.add_special_tokens)
+        return (await self.encode([text], special=chat.add_special_tokens))[0]
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Text of `tokens`, special ones written out."""
@@ -82,8 +82,10 @@ class TokenizerService:
         """The vocabulary's own spelling of each token."""
         return [self._core.id_to_token(token) for token in tokens]
 
-    def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
-        return tuple(self._core.encode(text, add_special_tokens=add_special_tokens).ids)
+    def _encode(self, texts: Sequence[str], special: bool) -> list[tuple[int, ...]]:
+        # The batch call lets other threads run meanwhile, a single one does not.
+        found = self._core.encode_batch(list(texts), add_special_tokens=special)
+        return [tuple(one.ids) for one in found]
 
     def _begin(self) -> tuple[int, ...]:
         for token in (self._tokenizer.bos_token_id, self._tokenizer.eos_token_id):

@@ -56,7 +56,7 @@ def build_requests(
     stager = Stager(serving.tokenizer.pieces, _text_rules(body))
     rules = [_stop_rules(asked, len(prompt), serving) for prompt in asked.prompts]
     arrival = clock()
-    return [
+    requests = [
         Request(
             request_id=serving.engine.next_request_id(),
             choice=choice,
@@ -72,6 +72,9 @@ def build_requests(
         for prompt, rule in zip(asked.prompts, rules, strict=True)
         for choice in range(choices)
     ]
+    if body.seed is None:
+        logger.info("requests from %d on: seed=%d", requests[0].request_id, sampling.seed)
+    return requests
 
 
 def truncated(prompt: tuple[int, ...], body: GenerationBody, serving: Serving) -> tuple[int, ...]:
@@ -90,10 +93,6 @@ def _check_width(width: int, config: EngineConfig) -> None:
 
 def _sampling(asked: Asked, vocabulary: int) -> SamplingParams:
     body = asked.body
-    seed = body.seed
-    if seed is None:
-        seed = secrets.randbits(64) - (1 << 63)
-        logger.info("seed=%d", seed)
     return SamplingParams(
         temperature=_given(body.temperature, 1.0),
         top_k=body.top_k if body.top_k is not None and body.top_k > 0 else None,
@@ -103,7 +102,7 @@ def _sampling(asked: Asked, vocabulary: int) -> SamplingParams:
         presence_penalty=_given(body.presence_penalty, 0.0),
         frequency_penalty=_given(body.frequency_penalty, 0.0),
         logit_bias=_logit_bias(body.logit_bias or {}, vocabulary),
-        seed=seed,
+        seed=secrets.randbits(64) - (1 << 63) if body.seed is None else body.seed,
         logprobs=asked.logprobs,
     )
 

@@ -32,12 +32,16 @@ class Drafted:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """What every draft step of one round shares; `ids` [G, Kmax] fills up step by step."""
+    """What every draft step of one round shares; `ids` [G, Kmax] fills up step by step.
+
+    `order` holds the drafting emitters, deepest first: each step works on a prefix of them.
+    """
 
     groups: Sequence[Group]
     laws: RowLaws
     draws: RoundDraws
     ids: Tensor
+    order: Tensor
 
 
 class Drafter:
@@ -49,8 +53,7 @@ class Drafter:
         self._device = device
 
     def draft(self, groups: Sequence[Group], laws: RowLaws, draws: RoundDraws) -> Drafted:
-        """All proposals of the round. Deepest requests come first, so that each step works on a
-        prefix of them."""
+        """All proposals of the round."""
         depths = tuple(planned_depth(group) for group in groups)
         width = max(depths, default=0)
         ids = torch.zeros(len(groups), width, dtype=torch.int64, device=self._device)
@@ -59,24 +62,27 @@ class Drafter:
         self._host_drafts(groups, ids, q)
         k = torch.tensor(depths, dtype=torch.int64, device=self._device)
         rows = self._catch_up(groups)
-        shared = _Round(groups, laws, draws, ids)
         order = sorted(
             (i for i, group in enumerate(groups) if _device_depth(group)),
             key=lambda i: -depths[i],
         )
+        places = torch.tensor(order, dtype=torch.int64, device=self._device)
+        shared = _Round(groups, laws, draws, ids, places)
+        lawful = torch.ones(len(order), width, dtype=torch.int64, device=self._device)
+        chosen: Tensor | None = None
         for step in range(depths[order[0]] if order else 0):
             active = [index for index in order if depths[index] > step]
-            hidden, count = self._step(groups, active, step, ids)
+            hidden, count = self._step(groups, active, step, chosen)
             rows += count
-            logits = self._logits(hidden)
-            chosen, law_rows, sound = _propose(shared, active, step, logits)
-            where = torch.tensor(active, device=self._device)
+            chosen, law_rows, sound = _propose(shared, active, step, self._logits(hidden))
+            where = places[: len(active)]
             ids[where, step] = chosen
-            # A row without a law stops its request; tokens drawn before it stay (section 3).
-            k[where] = torch.where(sound, k[where], k[where].clamp(max=step))
+            lawful[: len(active), step] = sound
             if q is not None and law_rows is not None:
                 q = q.to(law_rows.dtype)
                 q[where * width + step] = law_rows
+        # A row without a law stops its request; tokens drawn before it stay (section 3).
+        k[places] = torch.minimum(k[places], lawful.cumprod(dim=1).sum(dim=1))
         return Drafted(ids=ids, k=k, depths=depths, laws=q, rows=rows)
 
     def _blank_laws(self, emitters: int, width: int) -> Tensor:
@@ -116,13 +122,15 @@ class Drafter:
         return len(tokens)
 
     def _step(
-        self, groups: Sequence[Group], active: Sequence[int], step: int, ids: Tensor
+        self, groups: Sequence[Group], active: Sequence[int], step: int, drawn: Tensor | None
     ) -> tuple[Tensor, int]:
-        """Hidden states [n, H] of the rows that score draft `step`, and the packed row count."""
-        if step:
-            where = torch.tensor(active, device=self._device)
+        """Hidden states [n, H] of the rows that score draft `step`, and the packed row count.
+
+        `drawn` are the drafts of the step before, None in the first.
+        """
+        if drawn is not None:
             last_rows = [_next_row(groups[i], step) for i in active]
-            return self._required().hidden(ids[where, step - 1], last_rows), len(active)
+            return self._required().hidden(drawn[: len(active)], last_rows), len(active)
         segments: list[Segment] = []
         tokens: list[int] = []
         last: list[int] = []
@@ -158,7 +166,7 @@ def _propose(
         return greedy_choice(processed), None, usable(processed)
     kept = shared.laws.kept(logits, active, offsets, shared.ids)
     rows = law(kept)
-    where = torch.tensor(active, device=logits.device)
+    where = shared.order[: len(active)]
     chosen = inverse_cdf(rows, draws.proposal[where, step])
     racing = [row for row, index in enumerate(active) if by_noise(groups[index])]
     if racing:

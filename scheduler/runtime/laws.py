@@ -32,9 +32,17 @@ class RowLaws:
         self._penalised = any(group.sampling.penalised for group in groups)
         self._guarded = any(_guarded(group, 0) for group in groups)
         self._counts: dict[int, tuple[Tensor, Tensor]] = {}
+        self._settings: dict[tuple[int, ...], RowSettings] = {}
 
     def settings(self, emitters: Sequence[int]) -> RowSettings:
         """Filters of one row for each index in `emitters`."""
+        # Every draft step asks for the same rows' filters again.
+        asked = tuple(emitters)
+        if asked not in self._settings:
+            self._settings[asked] = self._gathered(asked)
+        return self._settings[asked]
+
+    def _gathered(self, emitters: Sequence[int]) -> RowSettings:
         sampling = [self._groups[index].sampling for index in emitters]
         return row_settings(
             temperature=[each.temperature for each in sampling],

@@ -190,7 +190,7 @@ def _compute_dtype(
     if choice == "bfloat16":
         return torch.bfloat16
     stored = config.dtype
-    if choice == "float32" or device.type == "cpu" or not isinstance(stored, torch.dtype):
+    if choice == "float32" or device.type == "cpu" or stored not in TOLERANCE:
         return torch.float32
     return stored
 

@@ -21,6 +21,12 @@ MAX_CHOICES = 128
 MAX_METADATA = 16
 
 
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=MAX_METADATA),
+]
+
+
 class SpeculationBody(Body):
     """How this request is drafted. `k` auto or null leaves the draft length to the server."""
 
@@ -71,7 +77,7 @@ class GenerationBody(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
-    metadata: dict[str, str] | None = Field(None, max_length=MAX_METADATA)
+    metadata: Metadata | None = None
     priority: Int64 | None = None
     truncate_prompt_tokens: Literal[-1] | Annotated[int, Field(ge=1)] | None = None
     return_token_ids: bool | None = None

@@ -1,6 +1,6 @@
 """One call's answer: the whole body, or the bytes of its stream."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from pydantic_core import to_json
@@ -53,7 +53,7 @@ class Reply:
         """The first chunk, once a token exists. Raises ApiError if there never is one."""
         return b"".join(await self._next_chunks() or ())
 
-    async def stream(self) -> AsyncIterator[bytes]:
+    async def stream(self) -> AsyncGenerator[bytes]:
         """What follows the first chunk, to the end mark. An error becomes an event."""
         try:
             while (chunks := await self._next_chunks()) is not None:

@@ -8,7 +8,7 @@ from server.api import Api, answer, reply_options, served
 from server.backend import Serving
 from server.errors import refusal
 from server.intake import read_body
-from server.protocol.completions import CompletionBody, Prompt
+from server.protocol.completions import CompletionBody
 from server.replies.piece import ReplyOptions
 from server.replies.writers import CompletionWriter
 from server.translate import Asked, truncated
@@ -29,7 +29,7 @@ def completion_routes(api: Api) -> APIRouter:
         serving, _ = served(api, body.model)
         asked = Asked(
             body=body,
-            prompts=tuple([await _tokens(one, body, serving) for one in body.prompt]),
+            prompts=await _prompts(body, serving),
             max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
             token_field="max_tokens",  # noqa: S106 - a field's name
             logprobs=body.logprobs,
@@ -40,17 +40,24 @@ def completion_routes(api: Api) -> APIRouter:
     return router
 
 
-async def _tokens(prompt: Prompt, body: CompletionBody, serving: Serving) -> tuple[int, ...]:
-    if isinstance(prompt, str):
-        special = body.add_special_tokens is not False
-        ids = await serving.tokenizer.encode(prompt, add_special_tokens=special)
-    else:
-        ids = prompt
-        most = max(ids)
-        if most >= serving.vocabulary:
-            limit = serving.vocabulary - 1
-            raise refusal("prompt", f"prompt: {str(most)[:40]} is no token id of 0..{limit}")
-    return truncated(ids, body, serving)
+async def _prompts(body: CompletionBody, serving: Serving) -> tuple[tuple[int, ...], ...]:
+    """The ids of each prompt, in order, shortened if the body says so."""
+    texts = [one for one in body.prompt if isinstance(one, str)]
+    special = body.add_special_tokens is not False
+    encoded = iter(await serving.tokenizer.encode(texts, special=special))
+    found = []
+    for one in body.prompt:
+        ids = next(encoded) if isinstance(one, str) else _known(one, serving.vocabulary)
+        found.append(truncated(ids, body, serving))
+    return tuple(found)
+
+
+def _known(ids: tuple[int, ...], vocabulary: int) -> tuple[int, ...]:
+    most = max(ids)
+    if most >= vocabulary:
+        shown = str(most)[:40]
+        raise refusal("prompt", f"prompt: {shown} is no token id of 0..{vocabulary - 1}")
+    return ids
 
 
 def _echo(asked: Asked, body: CompletionBody, serving: Serving) -> list[str] | None:

@@ -73,7 +73,7 @@ def _card(serving: Serving, name: str) -> Json:
 async def _ids(body: TokenizeBody, serving: Serving) -> tuple[int, ...]:
     if body.prompt is not None:
         special = body.add_special_tokens is not False
-        return await serving.tokenizer.encode(body.prompt, add_special_tokens=special)
+        return (await serving.tokenizer.encode([body.prompt], special=special))[0]
     resume = bool(body.continue_final_message)
     generate = not resume if body.add_generation_prompt is None else body.add_generation_prompt
     return await serving.tokenizer.chat(

@@ -1,21 +1,23 @@
 """GET /health, /ready, /version, /load and /metrics: what operators and probes ask."""
 
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
 from starlette.responses import Response
 
 from server.api import Api
 from server.version import version
 
-__all__ = ["operation_routes"]
+__all__ = ["MetricsPage", "operation_routes"]
+
+MetricsPage = Callable[[str], tuple[bytes, str]]
+"""The page and its content type for an Accept header."""
 
 
-def operation_routes(api: Api, registry: CollectorRegistry) -> APIRouter:
-    """The routes over `api`; `registry` is only rendered."""
+def operation_routes(api: Api, page: MetricsPage) -> APIRouter:
+    """The routes over `api`."""
     router = APIRouter()
 
     @router.get("/health")
@@ -45,8 +47,8 @@ def operation_routes(api: Api, registry: CollectorRegistry) -> APIRouter:
 
     @router.get("/metrics")
     def metrics(request: Request) -> Response:
-        """The registry in the text format that the scraper asks for."""
-        encode, kind = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(registry), headers={"Content-Type": kind})
+        """All counters. In a thread: it takes longer than a round should wait."""
+        body, kind = page(request.headers.get("accept", ""))
+        return Response(body, headers={"Content-Type": kind})
 
     return router

@@ -92,6 +92,11 @@ def test_positions_are_reached_by_accepting_the_one_before(figures):
         assert 1.0 <= level["on"]["committed_per_round"] <= K + 1
 
 
+def test_every_token_is_an_accepted_draft_or_the_one_that_ends_a_round(figures):
+    on = figures["levels"][0]["on"]
+    assert on["tokens"] == on["rounds"] + sum(place["accepted"] for place in on["positions"])
+
+
 def test_the_ledger_predicts_by_its_formula(figures):
     ledger, prediction = figures["ledger"], figures["prediction"]
     costs = {(cost["model"], cost["rows"]): cost["milliseconds"] for cost in ledger["costs"]}

@@ -199,13 +199,14 @@ def test_a_model_agrees_with_itself_and_has_nothing_to_distil() -> None:
     model = build_model(1, 4)
     ids = torch.arange(200, 264).unsqueeze(0)
     same = agreement(Pair(target=model, draft=model), [ids])
+    with torch.no_grad():
+        text, distilled = cross_entropy(model, ids).item(), distillation(model)(model, ids).item()
     assert same.tokens == 63
     assert same.acceptance == pytest.approx(1, abs=1e-5)
     assert same.argmax_agreement == 1
-    assert same.target_loss == same.draft_loss == pytest.approx(float(cross_entropy(model, ids)))
+    assert same.target_loss == same.draft_loss == pytest.approx(text, rel=1e-5)
     # Only the text's tenth is left where the draft already is the target.
-    loss = float(distillation(model)(model, ids))
-    assert loss == pytest.approx(0.1 * same.target_loss, rel=1e-4)
+    assert distilled == pytest.approx(0.1 * text, rel=1e-3)
 
 
 def test_draft_starts_from_what_it_shares_with_the_target() -> None:

@@ -56,12 +56,11 @@ class TabularForward:
         blocks: int,
         block_size: int,
         *,
-        positions: int = 4096,
         dtype: torch.dtype = torch.float32,
         poison: frozenset[int] = frozenset(),
     ) -> None:
         self.vocabulary = vocabulary
-        self.max_positions = positions
+        self.max_positions = 4096
         self.block_size = block_size
         self.device = torch.device("cpu")
         self.calls: list[int] = []

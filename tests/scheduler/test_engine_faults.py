@@ -47,7 +47,16 @@ async def test_a_row_that_is_not_finite_ends_its_request_only(verifier, temperat
             assert tokens == expected(each, never(15))
         aborted = [g.request for g in d.stats if g.outcome is CommitOutcome.ABORTED]
         assert aborted == [1]
-        reused = request(4, [1] * 90, max_tokens=5)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+async def test_blocks_of_a_sick_request_do_not_infect_the_next(temperature):
+    """The block freed last is used first, and the new request fills it one row at a time."""
+    sick = request(1, (15,) * 4, temperature=temperature)
+    async with desk(poison=frozenset({15}), target=never(15), draft=never(15)) as d:
+        _, _, finish = await outcome(d.ask(sick)[0])
+        assert finish.reason is FinishReason.ERROR
+        reused = request(2, (1,), max_tokens=6, k=1)
         assert (await outcome(d.ask(reused)[0]))[0] == expected(reused, never(15))
 
 

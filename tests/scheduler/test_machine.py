@@ -50,6 +50,20 @@ def depth(draft):
     return draft.depth if isinstance(draft, DeviceDraft) else 0
 
 
+WARM = {"temperature": st.just(0.8), "verifier": st.just(NOISE)}
+COLD = {"temperature": st.just(0.0), "verifier": st.sampled_from([TOKEN, BLOCK, NOISE])}
+OTHERS = {
+    "k": st.sampled_from([None, 0, 1, 3, 8]),
+    "proposer": st.sampled_from([MODEL, MODEL, NGRAM, NONE]),
+    "text": st.sampled_from([(), ("ab",), ("b", "ca")]).map(Letters),
+    "token_ids": st.sampled_from([frozenset(), frozenset({5}), frozenset({0, 9})]),
+    "max_tokens": st.integers(1, 20),
+    "priority": st.integers(0, 1),
+}
+# Only these laws have one text, so that the serial oracle knows it.
+ARRIVALS = st.fixed_dictionaries({**OTHERS, **WARM}) | st.fixed_dictionaries({**OTHERS, **COLD})
+
+
 class Lives(RuleBasedStateMachine):
     """One engine core over a small pool."""
 
@@ -78,32 +92,11 @@ class Lives(RuleBasedStateMachine):
         self.old = None
         self.failures = 0
 
-    @rule(
-        prompt=st.lists(st.integers(0, 3), min_size=1, max_size=24),
-        k=st.sampled_from([None, 0, 1, 3, 8]),
-        verifier=st.sampled_from([TOKEN, BLOCK, NOISE]),
-        proposer=st.sampled_from([MODEL, MODEL, NGRAM, NONE]),
-        warm=st.booleans(),
-        stops=st.sampled_from([(), ("ab",), ("b", "ca")]),
-        ids=st.sampled_from([frozenset(), frozenset({5}), frozenset({0, 9})]),
-        count=st.integers(1, 20),
-        priority=st.integers(0, 1),
-    )
-    def arrive(self, prompt, k, verifier, proposer, warm, stops, ids, count, priority):
+    @rule(prompt=st.lists(st.integers(0, 3), min_size=1, max_size=24), settings=ARRIVALS)
+    def arrive(self, prompt, settings):
         self.last += 1
         number = self.last
-        asked = request(
-            number,
-            prompt,
-            k=k,
-            verifier=NOISE if warm else verifier,
-            proposer=proposer,
-            temperature=0.8 if warm else 0.0,
-            text=Letters(stops=stops),
-            token_ids=ids,
-            max_tokens=count,
-            priority=priority,
-        )
+        asked = request(number, prompt, **settings)
         self.rig.submit(asked)
         self.asked[number] = asked
         self.whole[number] = expected(asked, context=CONTEXT)
@@ -298,7 +291,7 @@ def test_random_lives():
     run_state_machine_as_test(
         Lives,
         settings=settings(
-            max_examples=50,
+            max_examples=100,
             stateful_step_count=20,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -116,7 +116,12 @@ SHARED_REFUSED = {
     "stream_options": [({"include_usage": True}, "stream_options"), ([], "stream_options")],
     "model": [(5, "model")],
     "user": [(5, "user")],
-    "metadata": [({"domain": 5}, "metadata.domain"), ({str(i): "" for i in range(17)}, "metadata")],
+    "metadata": [
+        ({"domain": 5}, "metadata.domain"),
+        ({str(i): "" for i in range(17)}, "metadata"),
+        ({"k" * 65: "v"}, "metadata"),
+        ({"k": "v" * 513}, "metadata.k"),
+    ],
     "priority": [("high", "priority"), (2**63, "priority")],
     "truncate_prompt_tokens": [(0, "truncate_prompt_tokens"), (-2, "truncate_prompt_tokens")],
     "truncation_side": [("right", "truncation_side")],

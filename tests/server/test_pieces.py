@@ -69,6 +69,14 @@ def test_special_ids_are_those_marked_special():
     assert PIECES.of(len(PIECES.table) + 7) == b""
 
 
+def test_an_added_token_is_what_it_says():
+    tokenizer = new_tokenizer()
+    tokenizer.add_tokens(["é and\u0120more"])
+    pieces = read_pieces(tokenizer)
+    assert pieces.of(len(tokenizer) - 1) == "é and\u0120more".encode()
+    assert len(tokenizer) - 1 not in pieces.special
+
+
 def test_an_unknown_decoder_is_refused_by_name():
     core = Tokenizer(models.WordPiece({"<unk>": 0, "a": 1, "##b": 2}, **UNKNOWN))
     core.pre_tokenizer = pre_tokenizers.Whitespace()

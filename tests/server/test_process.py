@@ -149,6 +149,8 @@ def test_it_listens_before_it_can_answer(assembly, settings, capsys):
         assert "fencepost_device_memory_bytes 12345.0" in page
         assert 'vllm:num_requests_running{engine="0",model_name="fencepost-pair"} 0.0' in page
         assert 'fencepost_http_requests_total{status="5xx"}' in page
+        accept = {"accept": "application/openmetrics-text; version=1.0.0"}
+        assert client.get("/metrics", headers=accept).text.endswith("# EOF\n")
 
     assert visit(settings, steps) == 0
     announced = f"Fencepost serves fencepost-pair at http://127.0.0.1:{settings.port}\n"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from server.text.pieces import Pieces
@@ -72,7 +72,7 @@ def run(stager, parts):
     return Expected(shown, kept, None)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     tokens=TOKENS,
     places=st.lists(st.integers(0, 14), max_size=5),
@@ -86,10 +86,11 @@ def test_any_split_equals_the_whole(tokens, places, stops, include, skip, least)
     assert run(Stager(PIECES, rules), cut(tokens, places)) == naive(tokens, rules)
 
 
-@settings(max_examples=300, deadline=None)
-@given(tokens=TOKENS, stops=STOPS)
-def test_holds_back_no_more_than_it_must(tokens, stops):
-    stager = Stager(PIECES, TextRules(stops=tuple(stops)))
+@settings(max_examples=150, deadline=None)
+@given(tokens=TOKENS, stops=STOPS, least=st.sampled_from([0, 99]))
+@example(tokens=[0, 1], stops=["ab"], least=99)
+def test_holds_back_no_more_than_it_must(tokens, stops, least):
+    stager = Stager(PIECES, TextRules(stops=tuple(stops), min_tokens=least))
     staged = stager.stage(stager.start(), tuple(tokens), final=False)
     if staged.stop is not None:
         return
@@ -105,6 +106,20 @@ def test_a_stop_counts_only_after_the_first_min_tokens():
         stager = Stager(PIECES, TextRules(stops=("ab",), min_tokens=least))
         staged = stager.stage(stager.start(), ids, final=True)
         assert (staged.kept, staged.stop) == (kept, "ab")
+
+
+def test_of_two_stops_that_end_together_the_longer_one_cuts():
+    for stops in (("b", "ab"), ("ab", "b")):
+        stager = Stager(PIECES, TextRules(stops=stops))
+        staged = stager.stage(stager.start(), (3, 2), final=True)
+        assert (staged.text, staged.stop) == (" ", "ab")
+
+
+def test_a_stop_may_begin_inside_one_that_did_not_count():
+    for stop, ids in (("aa", (0, 0, 0)), ("aba", (0, 1, 0, 1, 0))):
+        stager = Stager(PIECES, TextRules(stops=(stop,), min_tokens=len(ids) - 1))
+        staged = stager.stage(stager.start(), ids, final=False)
+        assert (staged.kept, staged.stop) == (len(ids), stop)
 
 
 def test_an_unfinished_character_waits_and_is_flushed():

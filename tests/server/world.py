@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import uvicorn
-from prometheus_client import CollectorRegistry
 
 from deploy.pair.tokenizer import train_tokenizer
 from scheduler.commit import Ledger
@@ -286,7 +285,9 @@ class _Process:
         world = self.world = self._build()
         await world.engine.start()
         api = Api(backend=world.backend, options=self._options)
-        app = create_app(api, registry=CollectorRegistry(), outcomes=world.outcomes)
+        app = create_app(
+            api, metrics=lambda accept: (accept.encode(), "text/x"), outcomes=world.outcomes
+        )
         settings = {"lifespan": "off", "ws": "none", "log_config": None}
         server = uvicorn.Server(uvicorn.Config(app, **settings))
         listener = socket.create_server(("127.0.0.1", 0))

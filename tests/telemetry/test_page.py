@@ -7,7 +7,9 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from scheduler.request import FinishReason
+from telemetry.metrics import Metrics, new_registry
 from telemetry.page import render
+from telemetry.sink import PrometheusSink
 from tests.telemetry.conftest import Board
 from tests.telemetry.rounds import drafted, ended, plain, step
 
@@ -85,20 +87,30 @@ def test_every_label_set_exists_at_zero_before_traffic(board, name, label_sets):
     assert board.select(f"fencepost_{name}") == [0] * label_sets
 
 
-def test_traffic_adds_no_series(board):
-    def series():
-        return {
-            (sample.name, *sorted(sample.labels.items()))
-            for family in board.registry.collect()
-            for sample in family.samples
-        }
+def series(registry):
+    """Name and labels of every sample."""
+    return {
+        (sample.name, *sorted(sample.labels.items()))
+        for family in registry.collect()
+        for sample in family.samples
+    }
 
-    before = series()
+
+def test_every_series_exists_before_the_engine_does():
+    registry = new_registry()
+    metrics = Metrics(registry, k_max=2, domains=(), device_memory=lambda: 0.0, build={})
+    before = series(registry)
+    PrometheusSink(metrics)
+    assert series(registry) == before
+
+
+def test_traffic_adds_no_series(board):
+    before = series(board.registry)
     traffic(board)
     board.sink.step(step(drafted(4, 1, domain="a new one")))
     for status in (200, 404, 499, 503):
         board.metrics.http.count(status)
-    assert series() == before
+    assert series(board.registry) == before
 
 
 def test_every_name_is_ours_an_alias_or_of_the_process(board):

@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import torch
+from transformers import LlamaConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
@@ -158,3 +159,19 @@ def test_a_tokenizer_is_loaded_or_refused_by_name(byte_tokenizer, tmp_path):
 
 def test_a_token_is_never_shown():
     assert "secret" not in repr(ModelSource(path_or_id="a/b", token="secret"))
+
+
+@pytest.mark.parametrize(
+    ("device", "choice", "stored", "computed"),
+    [
+        ("cpu", "auto", torch.bfloat16, torch.float32),
+        ("cuda", "auto", torch.bfloat16, torch.bfloat16),
+        ("cuda", "auto", torch.float16, torch.float16),
+        ("cuda", "auto", None, torch.float32),
+        ("cuda", "float32", torch.bfloat16, torch.float32),
+        ("cuda", "bfloat16", torch.float32, torch.bfloat16),
+    ],
+)
+def test_the_compute_type_follows_device_and_choice(device, choice, stored, computed):
+    config = LlamaConfig(dtype=stored)
+    assert loading._compute_dtype(config, torch.device(device), choice) is computed

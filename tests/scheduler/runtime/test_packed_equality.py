@@ -25,6 +25,8 @@ def _mixed_run(world: PackedWorld, limit: float) -> None:
         world.check(shares, kept, limit)
     world.check({number: draw(1) for number in reversed(range(requests))}, {}, limit)
     world.check({6: draw(30), 2: draw(18), 7: draw(1), 0: draw(6)}, {}, limit)
+    for number, rows in ((0, 1), (4, 1), (2, 5), (1, 20)):
+        world.check({number: draw(rows)}, {}, limit)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
