@@ -83,7 +83,9 @@ class Settings(BaseSettings):
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the models run")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="type of the weights")
-    pack_weights: bool = Field(False, description="prepack the weights for faster CPU products")
+    pack_weights: bool = Field(
+        True, description="read 16-bit weights packed on a CPU where that changes no product"
+    )
     threads: Count | None = Field(None, description="threads of one tensor operation on the CPU")
     max_model_len: Count | None = Field(None, description="tokens a request may hold, prompt too")
     draft_max_len: Count | None = Field(None, description="tokens the draft model may hold of it")

@@ -22,12 +22,23 @@ have had no safety training, and can repeat pieces of their training text. Posit
 were not trained.
 """
 
+_TRAINING = """## Training
+
+Muon for the hidden matrices, AdamW for the rest, all in float32 on a CPU. The rates rise
+linearly, stay, and fall linearly to 0. The target learns by cross-entropy. The draft starts from
+the target's embeddings, first layer and last norm; its loss is the chance of refusal,
+1 - sum over x of min(p(x), q(x)), plus a quarter of KL(target || draft). The same recipe on the
+same software gives the same models up to the order of floating-point sums, which depends on the
+number of threads.
+
+"""
+
 
 def render_card(figures: dict[str, Any]) -> str:
     """Give the card's Markdown for a record made by `record.measure`."""
     parts = (
         _HEADER,
-        _architecture(figures["parameters"]),
+        _architecture(figures["parameters"], figures["recipes"]),
         _corpus(figures["corpus"]),
         _training(figures["recipes"]),
         _quality(figures["heldout"], figures["sampled"]),
@@ -43,10 +54,10 @@ def _table(header: tuple[str, ...], rows: list[tuple[object, ...]]) -> str:
     return "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)
 
 
-def _architecture(parameters: dict[str, Any]) -> str:
+def _architecture(parameters: dict[str, Any], recipes: dict[str, Any]) -> str:
     rows: list[tuple[object, ...]] = []
-    for name, layers in (("target", 12), ("draft", 1)):
-        counts = parameters[name]
+    for name in ("target", "draft"):
+        counts, layers = parameters[name], recipes[name]["layers"]
         row = (counts["total"], counts["embedding"], counts["non_embedding"])
         rows.append((name, layers, *(f"{count:,}" for count in row)))
     header = ("model", "layers", "parameters", "embedding", "non-embedding")
@@ -77,14 +88,7 @@ def _training(recipes: dict[str, Any]) -> str:
     rows: list[tuple[object, ...]] = [
         (key.replace("_", " "), _shown(target[key]), _shown(draft[key])) for key in target
     ]
-    return (
-        "## Training\n\nMuon (float32) for the hidden matrices, AdamW for the rest, all in "
-        "float32 on two CPU threads.\nThe rate rises linearly, stays, and falls linearly to 0. "
-        "The target learns by cross-entropy. The\ndraft starts from the target's embeddings, "
-        "first layer and last norm and learns by\n0.9 KL(target || draft) + 0.1 cross-entropy. "
-        "The same steps on the same software give the same\nmodels up to the order of "
-        "floating-point sums.\n\n" + _table(("", "target", "draft"), rows)
-    )
+    return _TRAINING + _table(("", "target", "draft"), rows)
 
 
 def _shown(value: object) -> object:

@@ -57,10 +57,10 @@ class RowLaws:
         self, logits: Tensor, emitters: Sequence[int], offsets: Sequence[int], drafts: Tensor
     ) -> Tensor:
         """Bias, penalties and masks for rows [M, V]; `drafts` [G, Kmax] are the ids so far."""
-        if self._penalised:
-            logits = self._with_penalties(logits, emitters, offsets, drafts)
         if self._biased:
             logits = self._with_bias(logits, emitters)
+        if self._penalised:
+            logits = self._with_penalties(logits, emitters, offsets, drafts)
         if self._guarded:
             logits = self._with_guard(logits, emitters, offsets)
         return logits

@@ -16,8 +16,10 @@ def inverse_cdf(rows: Tensor, uniforms: Tensor) -> Tensor:
     be normalised. Never an event of zero weight, not at u = 0 and not at a u that rounds past
     the last sum (then the last event with weight). A row without weight gives a valid id.
     """
-    vocabulary = rows.shape[-1]
     sums = rows.cumsum(dim=-1, dtype=torch.float64)
+    if rows.device.type == "cpu":
+        return _bisected(sums, uniforms)
+    vocabulary = rows.shape[-1]
     ids = torch.arange(vocabulary, dtype=torch.int32, device=rows.device)
     # A parallel scan may round an event without weight into a step: hence the test of the weight.
     weighty = rows > 0
@@ -25,6 +27,14 @@ def inverse_cdf(rows: Tensor, uniforms: Tensor) -> Tensor:
     first = torch.where(passed & weighty, ids, vocabulary - 1).amin(dim=-1)
     last = torch.where(weighty, ids, 0).amax(dim=-1)
     return torch.minimum(first, last).to(torch.int64)
+
+
+def _bisected(sums: Tensor, uniforms: Tensor) -> Tensor:
+    """`inverse_cdf` on sums [M, V] of a scan in order: they grow exactly where there is weight."""
+    total = sums[:, -1:].contiguous()
+    first = torch.searchsorted(sums, uniforms[:, None] * total, right=True)
+    last = torch.searchsorted(sums, total)
+    return torch.minimum(first, last).clamp_(max=sums.shape[-1] - 1)[:, 0]
 
 
 def race(kept: Tensor, gumbel: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Exact law of whole rounds: executor, staging and ledger over every outcome of every draw.
 
 Each possible outcome of a round is one group of one packed plan, with a seed of its own, and its
-draws are set to the middle of the intervals that lead there. So every outcome runs beside all
+draws lie in the intervals that lead there. So every outcome runs beside all
 others, of both requests, and any leak between groups shows as an error of the law. The intervals
 come from NumPy formulas; what is decided comes from the product. A draw that is not keyed by the
 published length of its own round is refused.
@@ -74,15 +74,19 @@ class Fixed:
 class RoundLaw:
     """The law of the outputs of some clients after a number of rounds, and the serial one.
 
+    `at` says where in its interval each draw lies: near 0 and near 1 the product's own break
+    points show, in between only its decisions.
+
     `logits` are (target, draft) tables of raw rows that all clients share; prompts tell clients
     apart.
     """
 
-    def __init__(self, clients, logits, vocabulary, rounds=2):
+    def __init__(self, clients, logits, vocabulary, *, rounds=2, at=0.5):
         self._clients = clients
         self._logits = logits
         self._vocabulary = vocabulary
         self._rounds = rounds
+        self._at = at
         self._randomness = Fixed()
         self._width = max(len(c.asked.prompt) + c.asked.stop.max_tokens for c in clients) + 4
         self.groups = 0
@@ -133,9 +137,9 @@ class RoundLaw:
         else:
             k = min(client.length(tokens), budget)
             draft = DeviceDraft(depth=k, rows=0, catch_up=len(tokens)) if k else None
-            paths = list(_paths(client, tokens, k))
+            paths = list(_paths(client, tokens, k, self._at))
         for drafts, chance, draws in paths:
-            for share, values in _verdicts(client, tokens, drafts):
+            for share, values in _verdicts(client, tokens, drafts, self._at):
                 total = weight * chance * share
                 yield Leaf(client, state, draft, total, {**draws, **values})
 
@@ -227,29 +231,29 @@ def _group(asked, leaf):
     )
 
 
-def _pieces(row):
-    """(id, probability, middle of its interval) of each event of a law."""
+def _pieces(row, at):
+    """(id, probability, a draw in its interval) of each event of a law."""
     edges = np.concatenate([[0.0], np.cumsum(row)])
     return [
-        (v, float(row[v]), (low + high) / 2)
+        (v, float(row[v]), low + at * (high - low))
         for v, (low, high) in enumerate(pairwise(edges.tolist()))
         if row[v] > 0
     ]
 
 
-def _paths(client, tokens, k):
+def _paths(client, tokens, k, at):
     """Drafts of K tokens with their probability and their proposal draws."""
     paths = [((), 1.0, {})]
     for place in range(k):
         paths = [
-            ((*drafts, v), chance * share, {**draws, (Stream.PROPOSAL, place): middle})
+            ((*drafts, v), chance * share, {**draws, (Stream.PROPOSAL, place): draw})
             for drafts, chance, draws in paths
-            for v, share, middle in _pieces(client.draft.expected(tokens + drafts))
+            for v, share, draw in _pieces(client.draft.expected(tokens + drafts), at)
         ]
     return paths
 
 
-def _verdicts(client, tokens, drafts):
+def _verdicts(client, tokens, drafts, at):
     """(probability, draws) of each combination of tests and terminal."""
     p = [client.target.expected(tokens + drafts[:i]) for i in range(len(drafts) + 1)]
     q = [client.draft.expected(tokens + drafts[:i]) for i in range(len(drafts))]
@@ -258,16 +262,16 @@ def _verdicts(client, tokens, drafts):
     limits = [float(limit) for limit in bounds(client.rule, p, q, drafts)]
     tests = [(1.0, ())]
     for limit in limits:
-        halves = [(limit, limit / 2), (1.0 - limit, (1.0 + limit) / 2)]
+        halves = [(limit, at * limit), (1.0 - limit, limit + at * (1.0 - limit))]
         tests = [
-            (share * width, (*values, middle))
+            (share * width, (*values, draw))
             for share, values in tests
-            for width, middle in halves
+            for width, draw in halves
             if width > 0
         ]
     for share, values in tests:
         accepted = accepted_length(client.rule, limits, values)
         row = terminal_row(client.rule, p, q, drafts, accepted)
         draws = {(Stream.ACCEPTANCE, place): value for place, value in enumerate(values)}
-        for _, width, middle in _pieces(row):
-            yield share * width, {**draws, (Stream.TERMINAL, 0): middle}
+        for _, width, draw in _pieces(row, at):
+            yield share * width, {**draws, (Stream.TERMINAL, 0): draw}

@@ -208,6 +208,16 @@ def test_every_kind_of_round_asks_for_the_right_prefixes(verifier):
     assert all(len(rig.outputs[n].tokens) == 25 for n in (1, 3, 4, 5, 6))
 
 
+def test_a_row_of_another_token_is_not_counted():
+    rig = Rig()
+    rig.submit(request(1, (1, 2, 3, 4), k=3))
+    plan, jobs = rig.plan()
+    result, _ = rig.execute(plan, jobs)
+    group = replace(plan.groups[0], draft=DeviceDraft(depth=3, rows=3, catch_up=1))
+    outcome = replace(result.groups[0], outcomes=(None,) * 3, draft_written=(4, 9, 6))
+    assert draft_rows_after(group, outcome, (1, 2, 3, 4, 5, 6, 7, 8)) == 4
+
+
 # (draft rows before, drafts, published after T = 4) -> rows after.
 LEDGERS = [
     (3, (5, 6, 7), (5, 6, 9), 6),

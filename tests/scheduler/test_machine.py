@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -294,6 +294,8 @@ def test_random_lives():
             max_examples=100,
             stateful_step_count=20,
             deadline=None,
+            # A failing life is told as it is: to shrink it takes minutes.
+            phases=[Phase.explicit, Phase.reuse, Phase.generate],
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -60,7 +60,8 @@ async def test_real_loop_can_cancel_it():
     seen = asyncio.Event()
     clock = asyncio.get_running_loop().time
     task = asyncio.create_task(LagMonitor(lambda _: seen.set(), clock, period=0.0).run())
-    await seen.wait()
+    async with asyncio.timeout(30):
+        await seen.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

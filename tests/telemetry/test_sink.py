@@ -201,6 +201,12 @@ def test_step_shows_its_load(board):
     assert board.value("kv_cache_usage_ratio") == 0.5
 
 
+def test_usage_of_a_pool_without_blocks_is_zero(board):
+    empty = PoolStats(used=0, free=0, cached=0)
+    board.sink.load(LoadStats(running=0, waiting=0, target_pool=empty, draft_pool=None))
+    assert board.value("kv_cache_usage_ratio") == 0
+
+
 def test_finished_request_gives_its_times(board):
     board.sink.step(step(finished=(ended(),)))
     assert board.value("requests_total", outcome="stop") == 1

@@ -32,6 +32,7 @@ def _mixed_run(world: PackedWorld, limit: float) -> None:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_packed_rows_equal_the_model_alone(name, source, checkpoints):
     model = load_model(source(name), device=CPU)
+    assert model.identity.dtype == f"float32+{'modules' if 'gemma' in name else 'lean'}"
     world = PackedWorld(model, Oracle(checkpoints[name]), [300, *[130] * 7], block_size=4, seed=3)
     _mixed_run(world, LIMIT)
     assert world.checked > 600

@@ -54,7 +54,11 @@ def by_history(tokens):
     return (2 * tokens[-1] + len(tokens)) % 3
 
 
-def test_two_rounds_of_token_and_block_have_the_serial_law():
+ANYWHERE = pytest.mark.parametrize("at", [1e-10, 0.5, 1.0 - 1e-10])
+
+
+@ANYWHERE
+def test_two_rounds_of_token_and_block_have_the_serial_law(at):
     logits = tables(3)
     law = RoundLaw(
         [
@@ -64,12 +68,14 @@ def test_two_rounds_of_token_and_block_have_the_serial_law():
         ],
         logits,
         3,
+        at=at,
     )
     assert law.deviation() <= 1e-12
     assert law.groups > 500
 
 
-def test_the_law_holds_under_filters_penalties_and_a_policy():
+@ANYWHERE
+def test_the_law_holds_under_filters_penalties_and_a_policy(at):
     logits = tables(3, (5, 6))
     penalties = Processing(
         temperature=0.8,
@@ -91,6 +97,7 @@ def test_the_law_holds_under_filters_penalties_and_a_policy():
         ],
         logits,
         3,
+        at=at,
     )
     assert law.deviation() <= 1e-12
 
