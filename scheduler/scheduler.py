@@ -162,8 +162,9 @@ class Scheduler:
         before = self.book.preemptions
         decoding = [e for e in self.book.running if self.book.state(e).decoding]
         shares = self._grant(decoding, self._config.max_batched_tokens)
-        budget = self._config.max_batched_tokens
-        budget -= sum(1 + self._wanted(share) for share in shares)
+        spare = self._config.max_batched_tokens - len(shares)
+        # Drafts yield to prefill before prefill starves: at least half of what is left is for it.
+        budget = max(spare - sum(self._wanted(share) for share in shares), spare // 2)
         prefilling = [e for e in self.book.running if not self.book.state(e).decoding]
         shares += self._grant(prefilling, budget)
         budget -= sum(share.rows for share in shares if share.entry in prefilling)

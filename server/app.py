@@ -14,7 +14,7 @@ from server.errors import ApiError, Problem, error_response
 from server.flow import ClientGoneError
 from server.middleware import ApiKeys, FrontDoor
 from server.openapi import describe
-from server.outcomes import CLIENT_CLOSED, OutcomeSink, record_of
+from server.outcomes import CLIENT_CLOSED, OutcomeSink
 from server.routes.chat import chat_routes
 from server.routes.completions import completion_routes
 from server.routes.models import model_routes
@@ -59,8 +59,8 @@ async def _on_api_error(_request: Request, problem: ApiError) -> Response:
     return error_response(problem.problem)
 
 
-async def _on_client_gone(request: Request, _problem: ClientGoneError) -> Response:
-    record_of(request.scope).client_left = True
+async def _on_client_gone(_request: Request, _problem: ClientGoneError) -> Response:
+    # Nobody reads it: its status is what is counted.
     return Response(status_code=CLIENT_CLOSED)
 
 

@@ -5,22 +5,17 @@ Loading blocks and belongs in a thread; the rest belongs to the event loop.
 
 import hashlib
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from deploy.pair import DRAFT, TARGET
-from scheduler.commit import Ledger
+from scheduler import assembly
 from scheduler.config import EngineConfig
-from scheduler.controller import FixedController
 from scheduler.coordinate import engine_coordinate
 from scheduler.engine import Engine
 from scheduler.errors import ConfigRefused, ModelRefused
-from scheduler.proposal import Proposer
-from scheduler.proposers.draft_model import DraftModelProposer
-from scheduler.proposers.ngram import NgramProposer
 from scheduler.request import (
     ProposerKind,
     Request,
@@ -31,7 +26,6 @@ from scheduler.request import (
 )
 from scheduler.runtime.create import LoadedPair, PairOptions, create_runner
 from scheduler.runtime.loading import ModelSource
-from scheduler.scheduler import Book, Scheduler
 from scheduler.stats import FinishedStats, LoadStats, StatsSink, StepStats
 from server.backend import Serving
 from server.settings import Settings
@@ -90,19 +84,7 @@ def build_runner(settings: Settings) -> LoadedPair:
 
 def build_engine(loaded: Loaded, sink: StatsSink) -> Engine:
     """An engine over what was loaded, not started."""
-    controller = FixedController(loaded.config.k)
-    proposers: Mapping[ProposerKind, Proposer] = {
-        ProposerKind.DRAFT_MODEL: DraftModelProposer(),
-        ProposerKind.NGRAM: NgramProposer(),
-    }
-    coordinate = engine_coordinate(loaded.pair.runner.capabilities())
-    return Engine(
-        scheduler=Scheduler(Book(loaded.config, Ledger()), controller, proposers, coordinate),
-        runner=loaded.pair.runner,
-        controller=controller,
-        sink=sink,
-        clock=time.monotonic,
-    )
+    return assembly.build_engine(loaded.config, loaded.pair.runner, sink=sink, clock=time.monotonic)
 
 
 def serving_over(engine: Engine, loaded: Loaded, settings: Settings) -> Serving:

@@ -65,12 +65,10 @@ def check_config(name: str, config: PreTrainedConfig) -> str:
 
 def check_report(name: str, report: LoadingReport) -> None:
     """Refuse a checkpoint whose weights are not exactly those of the architecture."""
-    # Old Llama checkpoints carry the rotary frequencies, which follow from the configuration.
-    unexpected = {key for key in report["unexpected_keys"] if "rotary_emb.inv_freq" not in key}
     mismatched = {str(entry[0]) for entry in report["mismatched_keys"]}
     found = (
         ("missing", report["missing_keys"]),
-        ("unexpected", unexpected),
+        ("unexpected", report["unexpected_keys"]),
         ("of another shape", mismatched),
     )
     for kind, keys in found:

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from scheduler.plan import DeviceDraft, HostDraft, TerminalKind
+from scheduler.request import FinishReason
 from tests.oracles.rig import BLOCK, NGRAM, NOISE, NONE, TOKEN, expected, request
 
 KINDS = {
@@ -222,3 +223,21 @@ def test_a_runner_says_what_it_is(subject):
     assert told.vocabulary == 16
     assert told.draft is not None
     assert subject.runner.memory_bytes() >= 0
+
+
+@pytest.mark.parametrize("cleared", [True, False])
+def test_cleared_blocks_hold_nothing_that_is_not_finite(llama, cleared):
+    """Attention multiplies masked rows by zero, which a NaN survives."""
+    pair = llama.runner._pair
+    for forward in (pair.target, pair.draft):
+        for layer in forward.pool.layers:
+            layer.fill_(float("nan"))
+        if cleared:
+            forward.clear_blocks(range(forward.pool.blocks))
+    rig = llama.rig()
+    asked = request(1, (1, 2, 3), max_tokens=6)
+    rig.submit(asked)
+    rig.drain()
+    output = rig.outputs[1]
+    assert output.finish.reason is (FinishReason.LENGTH if cleared else FinishReason.ERROR)
+    assert output.tokens == (expected(asked, llama.reference) if cleared else [])

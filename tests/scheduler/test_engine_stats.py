@@ -129,3 +129,18 @@ async def test_nothing_is_drafted_when_a_proposer_finds_nothing():
     assert finish.stats.histogram[0] == finish.stats.steps
     assert {g.proposer for g in d.stats} <= {NONE, NGRAM}
     assert MODEL not in {g.proposer for g in d.stats}
+
+
+async def test_places_past_a_stop_are_not_reached():
+    whole = expected(request(1, max_tokens=20))
+    place = next(i for i in range(2, 8) if whole.index(whole[i]) == i)
+    asked = request(1, max_tokens=20, k=8, token_ids=frozenset({whole[place]}))
+    async with desk(draft=TARGET) as d:
+        tokens, _, finish = await outcome(d.ask(asked)[0])
+    assert tokens == whole[: place + 1]
+    last = d.stats[-1]
+    # The first token came with the prompt, the others are drafts.
+    assert (last.speculation.k, last.speculation.accepted) == (8, place)
+    assert last.speculation.reached == len(last.speculation.mass) == place
+    assert last.terminal is TerminalKind.STOP
+    assert finish.stats.histogram[place] == 1

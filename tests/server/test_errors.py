@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 
 import httpx
 import pytest
@@ -118,6 +119,14 @@ def test_bodies_above_the_limit():
         pieces = (large[i : i + 100] for i in range(0, len(large), 100))
         response = client.post(COMPLETIONS, content=pieces, headers=JSON)
         check(response, 413, code="request_too_large")
+
+
+def test_a_body_that_is_announced_as_too_large_is_not_waited_for(world):
+    host, port = world.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n"
+        connection.sendall(head)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 413")
 
 
 def test_api_keys():
