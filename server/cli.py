@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, field in Settings.model_fields.items():
         _add_flag(serve, name, field)
     _refuse_adapters(serve)
-    commands.add_parser("bench", help="measure a running server (source tree only)")
+    commands.add_parser("bench", help="measure this engine on model pairs (source tree only)")
     commands.add_parser("pair", help="train and evaluate the embedded pair (source tree only)")
     commands.add_parser("version", help="print the version")
     return parser

@@ -77,7 +77,7 @@ def settings(monkeypatch):
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    return Settings(port=port, drain_seconds=20)
+    return Settings(port=port, drain_seconds=60)
 
 
 def visit(settings, steps):
@@ -90,7 +90,7 @@ def visit(settings, steps):
             with httpx.Client(base_url=f"http://127.0.0.1:{settings.port}", timeout=20) as client:
                 until(lambda: reachable(client))
                 steps(client, stopper)
-        except (AssertionError, httpx.HTTPError) as problem:
+        except (AssertionError, httpx.HTTPError, TimeoutError) as problem:
             problems.append(problem)
         finally:
             if not stopper.asked:
@@ -188,8 +188,10 @@ def test_a_second_signal_ends_them(assembly, settings):
             stopper.ask()
             until(lambda: not ready(client))
             stopper.ask()
-            assert running.result(20).status_code == 503
-            assembly.runner.open.set()
+            try:
+                assert running.result(10).status_code == 503
+            finally:
+                assembly.runner.open.set()
 
     assert visit(settings, steps) == 0
 
