@@ -114,9 +114,7 @@ def _event_space(
 ) -> int:
     """Ids that both models and the tokenizer know; padded logits past them are cut off."""
     if drafter is not None and draft is not None:
-        report = check_pair(
-            tokenizer, drafter, target.head.vocabulary, draft.head.vocabulary
-        )
+        report = check_pair(tokenizer, drafter, target.head.vocabulary, draft.head.vocabulary)
         return min(report.event_space, report.tokens)
     tokens = max(tokenizer.get_vocab().values()) + 1
     if tokens > target.head.vocabulary:
