@@ -52,6 +52,11 @@ class BlockTables:
         entry.draft_rows = 0
         entry.retry = None
 
+    @property
+    def all_free(self) -> bool:
+        """Whether nobody holds a block of either model."""
+        return all(pool.num_free == pool.blocks for pool in self._pools.values())
+
     def check_integrity(self, entries: Iterable[Entry]) -> None:
         """Raise ValueError unless each block is free or held by exactly one of `entries`."""
         live = list(entries)

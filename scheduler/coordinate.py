@@ -9,7 +9,7 @@ from scheduler.plan import DeviceDraft, Group, HostDraft, Layout
 from scheduler.request import SamplingParams, StopRules
 from scheduler.runner import Capabilities, ModelIdentity
 
-_Record = ModelIdentity | Group | HostDraft | DeviceDraft | SamplingParams | StopRules
+_Record = ModelIdentity | HostDraft | DeviceDraft | SamplingParams | StopRules
 
 _DRAWS = "splitmix64 over (seed, choice, stream, position, offset)"
 _PROCESSORS = "bias, penalties, masks, temperature, top-k, top-p, min-p"
@@ -31,30 +31,44 @@ def engine_coordinate(capabilities: Capabilities) -> str:
 
 
 def round_coordinate(
-    engine: str, round_id: int, layout: Layout, groups: Iterable[tuple[Group, str]]
+    engine: str, round_id: int, layout: Layout, groups: Iterable[tuple[Group, str, str]]
 ) -> str:
-    """Digest of one round: each group with the history digest of its request's state."""
+    """Digest of one round: each group with the digests of its request's history and settings."""
     manifest = {
         "engine": engine,
         "round": round_id,
         "layout": layout.value,
-        "groups": [_group(group, history) for group, history in groups],
+        "groups": [_group(*parts) for parts in groups],
     }
     return _sha256(manifest)
 
 
-def _group(group: Group, history: str) -> dict[str, object]:
-    """Every field of the group; its tokens by their length and the digest of their history."""
-    stop = {**_plain(group.stop), "token_ids": sorted(group.stop.token_ids)}
-    bias = sorted(group.sampling.logit_bias.items())
+def settings_coordinate(sampling: SamplingParams, stop: StopRules) -> str:
+    """Digest of what a request's rows are processed and cut by; made once, it never changes."""
+    return _sha256(
+        {
+            "sampling": {**_plain(sampling), "logit_bias": sorted(sampling.logit_bias.items())},
+            "stop": {**_plain(stop), "token_ids": sorted(stop.token_ids)},
+        }
+    )
+
+
+def _group(group: Group, history: str, settings: str) -> dict[str, object]:
+    """Every field of the group; tokens, sampling and stop rules by their digests."""
     return {
-        **_plain(group),
+        "request": group.request,
+        "generation": group.generation,
         "tokens": [len(group.tokens), history],
+        "prompt_length": group.prompt_length,
+        "start": group.start,
+        "rows": group.rows,
+        "emits": group.emits,
+        "max_emit": group.max_emit,
         "draft": _draft(group.draft),
         "blocks": sorted((role.value, blocks) for role, blocks in group.blocks.items()),
-        "sampling": {**_plain(group.sampling), "logit_bias": bias},
+        "settings": settings,
         "verifier": group.verifier.value,
-        "stop": stop,
+        "choice": group.choice,
     }
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from scheduler.commit import FaultHook, Staged, no_faults
 from scheduler.controller import Controller
 from scheduler.entry import Entry
-from scheduler.errors import EngineBusy
+from scheduler.errors import EngineBusy, EngineError
 from scheduler.events import OutputEvent
 from scheduler.landing import Job, Landed, Landing, stage_round
-from scheduler.plan import RoundPlan, RoundResult
+from scheduler.plan import RoundPlan, RoundResult, nothing_run
 from scheduler.request import Request
 from scheduler.runner import ModelRunner
 from scheduler.scheduler import Scheduler
@@ -205,7 +205,8 @@ class Engine:
     def _idle_now(self) -> None:
         if not self._book.entries:
             self._idle.set()
-            self._book.tables.check_integrity(())
+            if not self._book.tables.all_free:
+                logger.error("idle, but K/V blocks are held: %s", self._book.load())
 
     def _release_cancelled(self) -> None:
         """Between rounds nothing is in flight, so blocks of cancelled requests can go."""
@@ -223,6 +224,8 @@ class Engine:
         preemptions = self._book.preemptions
         plan = self._scheduler.plan(started)
         if plan is None:
+            if self._book.running:
+                raise EngineError(f"no round for {len(self._book.running)} running requests")
             return False
         jobs = self._landing.jobs(plan)
         planned = self._clock()
@@ -234,23 +237,37 @@ class Engine:
             message = f"the model could not run this request ({type(problem).__name__})"
             failed = self._landing.fail(plan, self._clock(), message)
             self._deliver(failed)
-            for finished in failed.finished:
-                self._sink.finished(finished)
+            nothing = nothing_run(plan)
+            self._report(plan, nothing, failed, (started, planned, self._clock()), preemptions)
             return True
         landed = self._landing.land(jobs, done.staged, done.result, self._clock())
         self._deliver(landed)
+        times = (started, planned, done.finished)
+        self._report(plan, done.result, landed, times, preemptions)
+        return True
+
+    def _report(
+        self,
+        plan: RoundPlan,
+        result: RoundResult,
+        landed: Landed,
+        times: tuple[float, float, float],
+        preemptions: int,
+    ) -> None:
+        """Tell controller and sink. `times`: start, end of planning, end of the worker's part;
+        `preemptions`: as they stood when the round started."""
+        started, planned, executed = times
         ended = self._clock()
         stats = _step_stats(
             plan,
-            done.result,
+            result,
             landed,
-            seconds=(ended - started, planned - started, ended - done.finished),
+            seconds=(ended - started, planned - started, ended - executed),
             preemptions=self._book.preemptions - preemptions,
             load=self._book.load(),
         )
         self._controller.learn(stats)
         self._sink.step(stats)
-        return True
 
     def _execute(self, plan: RoundPlan, jobs: tuple[Job, ...]) -> _Executed:
         """In the worker thread: run the round and stage it, on frozen inputs only."""

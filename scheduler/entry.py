@@ -23,13 +23,23 @@ class Counters:
     last_token: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """A request's share of a round that broke, to be run again as it was: the blocks are held, and
+    another K would be a choice that may depend on the drafts (contract section 3)."""
+
+    rows: int
+    draft: HostDraft | DeviceDraft | None
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Entry:
     """One live request. Owned by the scheduler; `status` moves by `move` only.
 
-    `draft_rows` is the draft ledger: rows in the draft's cache that are, by identity, a prefix of
+    `settings` names what never changes about the request in the round coordinate. `draft_rows` is
+    the draft ledger: rows in the draft's cache that are, by identity, a prefix of
     the published tokens. `failures` counts rounds that broke while this request was in them,
-    `retry` is what the last of those drafted.
+    `retry` is its share of the last of those.
     """
 
     request: Request
@@ -38,7 +48,8 @@ class Entry:
     blocks: dict[Role, tuple[int, ...]] = field(default_factory=dict)
     draft_rows: int = 0
     failures: int = 0
-    retry: HostDraft | DeviceDraft | None = None
+    retry: Retry | None = None
+    settings: str = ""
 
     @property
     def order(self) -> tuple[int, float, int]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from scheduler.commit import Decision, FaultHook, Staged, no_faults, stage
-from scheduler.entry import Entry, policy_of
+from scheduler.entry import Entry, Retry, policy_of
 from scheduler.errors import CommitRejected
 from scheduler.events import EmittedToken, Finish, Origin, OutputEvent
 from scheduler.plan import (
@@ -109,15 +109,21 @@ class Landing:
     def fail(self, plan: RoundPlan, now: float, message: str) -> Landed:
         """A round broke. Nothing of it was published: each request gets one more try, alone; a
         request that broke a round alone ends with an error."""
-        ends = []
-        for group in plan.groups:
-            entry = self._book.entries.get(group.request)
-            if entry is None:
-                continue
+        alive = [group for group in plan.groups if group.request in self._book.entries]
+        stats, ends = [], []
+        for group in alive:
+            entry = self._book.entries[group.request]
+            job = Job(group, self._book.state(entry), entry.request)
+            stats.append(_nothing_published(job, CommitOutcome.ABORTED))
             _note_failure(entry, group)
             if len(plan.groups) == 1 and entry.failures > 1:
                 ends.append(self._finish(entry, FinishReason.ERROR, now, error=message))
-        return Landed(tuple(event for event, _ in ends), (), tuple(each for _, each in ends), ())
+        return Landed(
+            events=tuple(event for event, _ in ends),
+            groups=tuple(stats),
+            finished=tuple(finished for _, finished in ends),
+            itl_seconds=(),
+        )
 
     def cancel(self, entry: Entry, now: float) -> FinishedStats:
         """End a request that its client gave up. The caller releases its blocks."""
@@ -235,7 +241,7 @@ def draft_rows_after(group: Group, result: GroupResult, tokens: tuple[int, ...])
 
 def _note_failure(entry: Entry, group: Group) -> None:
     entry.failures += 1
-    entry.retry = group.draft
+    entry.retry = Retry(rows=group.rows, draft=group.draft)
 
 
 def _update(
@@ -244,7 +250,7 @@ def _update(
     """Move ledger and counters; returns (seconds a token, tokens) since the last publication."""
     if isinstance(job.group.draft, DeviceDraft):
         entry.draft_rows = draft_rows_after(job.group, staged.result, staged.successor.tokens)
-    entry.failures = 0
+    entry.failures, entry.retry = 0, None
     counters, count = entry.counters, len(staged.decision.emitted)
     counters.rounds += 1
     if stats.speculation is not None:

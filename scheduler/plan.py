@@ -162,3 +162,17 @@ class RoundResult:
     logit_rows: int
     host_syncs: int
     residual_fallbacks: int = 0
+
+
+def nothing_run(plan: RoundPlan) -> RoundResult:
+    """What is reported for a round that broke: no rows, no time inside the model."""
+    return RoundResult(
+        round_id=plan.round_id,
+        digest=plan.digest,
+        groups=(),
+        timings=RoundTimings(draft=0.0, verify=0.0, decide=0.0, forward=0.0),
+        target_rows=0,
+        draft_rows=0,
+        logit_rows=0,
+        host_syncs=0,
+    )

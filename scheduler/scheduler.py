@@ -11,7 +11,7 @@ from scheduler.admission import BlockTables, victim
 from scheduler.commit import Ledger
 from scheduler.config import EngineConfig
 from scheduler.controller import Controller, DraftView, LoadView
-from scheduler.coordinate import round_coordinate
+from scheduler.coordinate import round_coordinate, settings_coordinate
 from scheduler.entry import Counters, Entry, policy_of
 from scheduler.errors import ContextOverflow, EngineBusy, RequestRefused
 from scheduler.lifecycle import Event, Status
@@ -54,7 +54,11 @@ class Book:
 
     def open(self, request: Request) -> None:
         """Put a new request in the queue."""
-        entry = Entry(request=request, counters=Counters(histogram=[0] * (self.config.k_max + 1)))
+        entry = Entry(
+            request=request,
+            counters=Counters(histogram=[0] * (self.config.k_max + 1)),
+            settings=settings_coordinate(request.sampling, request.stop),
+        )
         rng = RngState(seed=request.sampling.seed, choice=request.choice)
         start = initial_state(request.prompt, rng, request.text.start())
         self.ledger.open(request.request_id, start)
@@ -125,8 +129,11 @@ class Scheduler:
         incoming = list(requests)
         for request in incoming:
             _check_request(request, self._config.max_model_len)
-        if len(self.book.waiting) + len(incoming) > self._config.max_waiting:
-            raise EngineBusy(f"{len(self.book.waiting)} requests are waiting already")
+        places = max(0, self._config.max_requests - len(self.book.running))
+        if len(self.book.waiting) + len(incoming) > self._config.max_waiting + places:
+            raise EngineBusy(
+                f"{len(self.book.waiting)} requests wait and {len(self.book.running)} run already"
+            )
 
     def add(self, request: Request) -> None:
         """Queue one request; its budget is cut to the context."""
@@ -148,17 +155,20 @@ class Scheduler:
         drafts = self._drafts(shares)
         groups = tuple(self._group(share, drafts.get(_id(share.entry))) for share in shares)
         self._rounds += 1
-        histories = [(g, s.state.history) for g, s in zip(groups, shares, strict=True)]
-        digest = round_coordinate(self._coordinate, self._rounds, self._config.layout, histories)
+        parts = [
+            (group, share.state.history, share.entry.settings)
+            for group, share in zip(groups, shares, strict=True)
+        ]
+        digest = round_coordinate(self._coordinate, self._rounds, self._config.layout, parts)
         return RoundPlan(
             round_id=self._rounds, layout=self._config.layout, groups=groups, digest=digest
         )
 
     def _shares(self, now: float) -> list[Share]:
         """Rows for running requests (decoding ones first), then for new ones."""
-        suspect = next((entry for entry in self.book.running if entry.failures), None)
-        if suspect is not None:  # it holds the blocks of the round that broke
-            return self._grant([suspect], self._config.max_batched_tokens)
+        for entry in self.book.running:
+            if entry.retry is not None:  # alone, and with the blocks that it holds already
+                return [Share(entry, self.book.state(entry), entry.retry.rows)]
         before = self.book.preemptions
         decoding = [e for e in self.book.running if self.book.state(e).decoding]
         shares = self._grant(decoding, self._config.max_batched_tokens)
@@ -260,8 +270,8 @@ class Scheduler:
         A round that broke is tried again with the same drafts: whether it broke may depend on
         them, so another K would be a biased choice (contract section 3).
         """
-        if share.entry.failures:
-            return share.entry.retry
+        if share.entry.retry is not None:
+            return share.entry.retry.draft
         entry, tokens = share.entry, share.state.tokens
         proposer = self._proposers.get(entry.request.speculation.proposer)
         spare = self.book.tables.rows_available(entry, Role.TARGET) - len(tokens)

@@ -43,5 +43,5 @@ class Recipe:
 
 
 TARGET_RECIPE = Recipe(layers=12, steps=1200)
-DRAFT_RECIPE = Recipe(layers=1, steps=1300, shape=(4, 512), long_shape=(1, 2048))
+DRAFT_RECIPE = Recipe(layers=1, steps=1300, shape=(4, 512), long_shape=(1, 2048), long_share=0.15)
 SMOKE_RECIPE = Recipe(layers=1, steps=12, shape=(2, 128), long_shape=(1, 256), warmup=2)

@@ -138,6 +138,11 @@ def _pool_tokens(
             limit = int(torch.cuda.mem_get_info(device)[0] * CUDA_KV_SHARE)
     most = options.max_requests * (options.max_model_len or target.max_positions)
     blocks = min(limit // each, most) // options.block_size
+    if not blocks:
+        raise ConfigRefused(
+            f"kv_memory={limit}: one K/V block of {options.block_size} tokens takes "
+            f"{each * options.block_size} bytes"
+        )
     logger.info(
         "K/V pool: %d blocks of %d tokens, %.0f MiB",
         blocks,

@@ -32,6 +32,8 @@ class RowLaws:
         self._penalised = any(group.sampling.penalised for group in groups)
         self._guarded = any(_guarded(group, 0) for group in groups)
         self._counts: dict[int, tuple[Tensor, Tensor]] = {}
+        self._biases: dict[int, tuple[Tensor, Tensor]] = {}
+        self._stop_ids: dict[int, Tensor] = {}
         self._settings: dict[tuple[int, ...], RowSettings] = {}
 
     def settings(self, emitters: Sequence[int]) -> RowSettings:
@@ -73,29 +75,42 @@ class RowLaws:
         return filtered(rows, self.settings(emitters))
 
     def _with_bias(self, logits: Tensor, emitters: Sequence[int]) -> Tensor:
-        entries = [
-            (row, token, value)
+        chosen = [
+            (row, *self._bias(index))
             for row, index in enumerate(emitters)
-            for token, value in self._groups[index].sampling.logit_bias.items()
+            if self._groups[index].sampling.logit_bias
         ]
-        if not entries:
+        if not chosen:
             return logits
-        rows, ids, values = zip(*entries, strict=True)
-        return add_bias(logits, self._ids(rows), self._ids(ids), self._floats(values))
+        rows = torch.cat([torch.full_like(ids, row) for row, ids, _ in chosen])
+        ids = torch.cat([ids for _, ids, _ in chosen])
+        return add_bias(logits, rows, ids, torch.cat([values for _, _, values in chosen]))
 
     def _with_guard(
         self, logits: Tensor, emitters: Sequence[int], offsets: Sequence[int]
     ) -> Tensor:
-        entries = [
-            (row, token)
+        chosen = [
+            (row, self._stops(index))
             for row, (index, offset) in enumerate(zip(emitters, offsets, strict=True))
             if _guarded(self._groups[index], offset)
-            for token in self._groups[index].stop.token_ids
         ]
-        if not entries:
+        if not chosen:
             return logits
-        rows, ids = zip(*entries, strict=True)
-        return forbid(logits, self._ids(rows), self._ids(ids))
+        rows = torch.cat([torch.full_like(ids, row) for row, ids in chosen])
+        return forbid(logits, rows, torch.cat([ids for _, ids in chosen]))
+
+    def _bias(self, index: int) -> tuple[Tensor, Tensor]:
+        """(ids, values) of a group's bias, made once a round."""
+        if index not in self._biases:
+            bias = self._groups[index].sampling.logit_bias
+            self._biases[index] = (self._ids(list(bias)), self._floats(list(bias.values())))
+        return self._biases[index]
+
+    def _stops(self, index: int) -> Tensor:
+        """A group's stop ids, made once a round."""
+        if index not in self._stop_ids:
+            self._stop_ids[index] = self._ids(sorted(self._groups[index].stop.token_ids))
+        return self._stop_ids[index]
 
     def _with_penalties(
         self, logits: Tensor, emitters: Sequence[int], offsets: Sequence[int], drafts: Tensor

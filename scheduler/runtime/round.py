@@ -47,6 +47,7 @@ class _Transfer:
     q: list[list[float]]
     mass: list[list[float]]
     base: list[list[float]]
+    chunks: list[bool]
 
 
 class RoundExecutor:
@@ -81,20 +82,24 @@ class RoundExecutor:
         drafted = self._drafter.draft(emitters, laws, draws)
         verifying = self._clock()
         rows = target_rows(drafted.depths)
-        logits = self._verify(plan.groups, rows, drafted)
+        logits, finite = self._verify(plan.groups, rows, drafted)
         deciding = self._clock()
         results: dict[int, GroupResult] = {}
         transfer = None
         if emitters:
-            transfer = _transfer(decide(emitters, rows, logits, drafted, laws, draws), drafted)
+            decided = decide(emitters, rows, logits, drafted, laws, draws)
+            transfer = _transfer(decided, drafted, finite)
             self._clear(emitters, transfer)
             logprobs = _logprobs(emitters, rows, logits, transfer)
             results = _results(emitters, transfer, logprobs, draws.acceptance_host)
+        chunks = [group for group in plan.groups if not group.emits]
+        sound = transfer.chunks if transfer else [bool(value) for value in finite.tolist()]
+        results |= self._prefilled(chunks, sound)
         ended = self._clock()
         return RoundResult(
             round_id=plan.round_id,
             digest=plan.digest,
-            groups=tuple(results.get(g.request) or _prefilled(g) for g in plan.groups),
+            groups=tuple(results[group.request] for group in plan.groups),
             timings=RoundTimings(
                 draft=verifying - started,
                 verify=deciding - verifying,
@@ -112,13 +117,17 @@ class RoundExecutor:
         """Seconds spent inside forwards so far."""
         return self._target.seconds + (self._draft.seconds if self._draft else 0.0)
 
-    def _verify(self, groups: Sequence[Group], rows: Rows, drafted: Drafted) -> Tensor:
-        """Raw target logits [M, V] of the emitters' rows; K/V rows of all groups are written."""
+    def _verify(
+        self, groups: Sequence[Group], rows: Rows, drafted: Drafted
+    ) -> tuple[Tensor, Tensor]:
+        """Raw target logits [M, V] of the emitters' rows, and for each other group whether its
+        rows came out finite (its last one saw them all). K/V rows of all groups are written."""
         segments: list[Segment] = []
         tokens: list[int] = []
         slots: list[int] = []
         cells: list[int] = []
         wanted: list[int] = []
+        lasts: list[int] = []
         emitter = 0
         for group in groups:
             depth = planned_depth(group)
@@ -130,6 +139,8 @@ class RoundExecutor:
                 slots += range(len(tokens), len(tokens) + depth)
                 cells += [emitter * drafted.ids.shape[1] + place for place in range(depth)]
                 emitter += 1
+            else:
+                lasts.append(len(tokens) - 1)
             tokens += [0] * depth
         device = self._target.device
         ids = torch.tensor(tokens, dtype=torch.int64, device=device)
@@ -137,10 +148,11 @@ class RoundExecutor:
             at = torch.tensor(cells, device=device)
             ids[torch.tensor(slots, device=device)] = drafted.ids.view(-1)[at]
         hidden = self._target.hidden(ids, segments)
+        finite = hidden[_indices(lasts, device)].isfinite().all(dim=1)
         if not rows.emitters:
-            return hidden.new_zeros(0, self._vocabulary)
-        chosen = hidden[torch.tensor(wanted, device=device)]
-        return self._target.logits(chosen)[:, : self._vocabulary]
+            return hidden.new_zeros(0, self._vocabulary), finite
+        chosen = hidden[_indices(wanted, device)]
+        return self._target.logits(chosen)[:, : self._vocabulary], finite
 
     def _clear(self, emitters: Sequence[Group], transfer: _Transfer) -> None:
         """A row without a law may stand on K/V rows that are not finite. Masked ones count too
@@ -151,21 +163,36 @@ class RoundExecutor:
             if self._draft is not None and (not sound or k < planned_depth(group)):
                 self._draft.clear_blocks(group.blocks.get(Role.DRAFT, ()))
 
+    def _prefilled(self, groups: Sequence[Group], sound: Sequence[bool]) -> dict[int, GroupResult]:
+        """Results of the chunks that do not reach the frontier."""
+        for group, good in zip(groups, sound, strict=True):
+            if not good:
+                self._target.clear_blocks(group.blocks[Role.TARGET])
+        pairs = zip(groups, sound, strict=True)
+        return {group.request: _prefilled(group, sound=good) for group, good in pairs}
+
+
+def _indices(rows: Sequence[int], device: torch.device) -> Tensor:
+    return torch.tensor(rows, dtype=torch.int64, device=device)
+
 
 def _host_syncs(emitters: Sequence[Group]) -> int:
     """The verdict's transfer, and one for logprobs if anyone asked."""
-    if not emitters:
-        return 0
     return 2 if any(group.sampling.logprobs is not None for group in emitters) else 1
 
 
-def _transfer(decided: Decided, drafted: Drafted) -> _Transfer:
-    """Everything the host needs in one copy. float64 holds every id and every float32 exactly."""
+def _transfer(decided: Decided, drafted: Drafted, finite: Tensor) -> _Transfer:
+    """Everything the host needs in one copy. float64 holds every id and every float32 exactly.
+
+    `finite` [P] rides along: whether the chunks that emit nothing came out finite."""
     verdict, width = decided.verdict, drafted.ids.shape[1]
     scalars = [verdict.accepted, verdict.terminal, drafted.k, decided.sound, verdict.fallback]
     tables = [drafted.ids, verdict.p_draft, verdict.q_draft, verdict.mass, verdict.base]
     columns = [each.double()[:, None] for each in scalars] + [each.double() for each in tables]
-    host = torch.cat(columns, dim=1).tolist()
+    whole = torch.cat(columns, dim=1)
+    flat = torch.cat([whole.flatten(), finite.double()]).tolist()
+    count, size = whole.shape
+    host = [flat[row * size : (row + 1) * size] for row in range(count)]
 
     def table(number: int) -> list[list[float]]:
         first = len(scalars) + number * width
@@ -182,6 +209,7 @@ def _transfer(decided: Decided, drafted: Drafted) -> _Transfer:
         q=table(2),
         mass=table(3),
         base=table(4),
+        chunks=[bool(value) for value in flat[count * size :]],
     )
 
 
@@ -244,7 +272,7 @@ def _result(
     )
 
 
-def _prefilled(group: Group) -> GroupResult:
+def _prefilled(group: Group, *, sound: bool) -> GroupResult:
     """The result of a chunk that does not reach the frontier."""
     return GroupResult(
         request=group.request,
@@ -256,6 +284,7 @@ def _prefilled(group: Group) -> GroupResult:
         outcomes=(),
         draft_written=(),
         logprobs=(),
+        error=None if sound else _NO_LAW,
     )
 
 

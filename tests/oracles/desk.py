@@ -67,6 +67,20 @@ class Poisoned(Gate):
         return super().run(plan)
 
 
+class Breaks(Gate):
+    """A runner whose n-th call breaks, once."""
+
+    def __init__(self, runner, number):
+        super().__init__(runner)
+        self._number = number
+
+    def run(self, plan):
+        if self.rounds == self._number:
+            self.rounds += 1
+            raise RuntimeError("out of memory")
+        return super().run(plan)
+
+
 class Desk:
     """An engine with what a test looks at."""
 

@@ -72,7 +72,7 @@ class TabularForward:
         self._rows: list[tuple[tuple[int, ...], bool]] = []
 
     def hidden(self, token_ids: Tensor, rows: PackedRows) -> Tensor:
-        """One hidden number a row: the index of its prefix. Earlier calls' numbers are void."""
+        """The index of each row's prefix, and its health. Earlier calls' numbers are void."""
         self.calls.append(len(token_ids))
         for slot, token in zip(rows.slots.tolist(), token_ids.tolist(), strict=True):
             self._slots[slot] = token
@@ -84,7 +84,10 @@ class TabularForward:
                 (tuple(gathered[: position + 1]), poisoned)
                 for position in range(int(start), int(start + count))
             ]
-        return torch.arange(len(self._rows), dtype=torch.float64)[:, None]
+        numbers = torch.arange(len(self._rows), dtype=torch.float64)
+        sick = torch.tensor([poisoned for _, poisoned in self._rows])
+        # A second column that is not finite where the K/V rows are not, as in a real model.
+        return torch.stack([numbers, torch.where(sick, torch.nan, 0.0)], dim=1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The table's rows."""

@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from scheduler.coordinate import engine_coordinate, round_coordinate
+from scheduler.coordinate import engine_coordinate, round_coordinate, settings_coordinate
 from scheduler.plan import DeviceDraft, Group, HostDraft, Layout, Role
 from scheduler.request import SamplingParams, StopRules
 from tests.oracles.rig import BLOCK, TOKEN, capabilities, identity
@@ -87,7 +87,11 @@ def names(record):
 
 
 def digest(group=GROUP, history="h", engine="e", number=1):
-    return round_coordinate(engine, number, Layout.REPLAY_FRONTIER, [(group, history)])
+    return round_coordinate(engine, number, Layout.REPLAY_FRONTIER, [named(group, history)])
+
+
+def named(group, history="h"):
+    return group, history, settings_coordinate(group.sampling, group.stop)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +145,7 @@ def test_every_way_to_draft():
 def test_history_engine_round_and_company():
     assert len({digest(), digest(history="g"), digest(engine="f"), digest(number=2)}) == 4
     other = replace(GROUP, request=2)
-    pair = [(GROUP, "h"), (other, "h")]
+    pair = [named(GROUP), named(other)]
     swapped = round_coordinate("e", 1, Layout.REPLAY_FRONTIER, pair[::-1])
     assert round_coordinate("e", 1, Layout.REPLAY_FRONTIER, pair) not in {swapped, digest()}
 

@@ -209,9 +209,13 @@ async def test_a_drain_that_takes_too_long_is_cut():
 
 
 async def test_a_full_queue_and_a_long_prompt_are_refused():
-    async with desk(config(max_waiting=1)) as d:
-        with pytest.raises(EngineBusy):
-            d.ask(request(1), request(2))
+    async with desk(config(max_waiting=1, max_requests=1)) as d:
+        with pytest.raises(EngineBusy, match="0 requests wait and 0 run"):
+            d.ask(request(1), request(2), request(3))
+        both = [request(1, max_tokens=3), request(2, max_tokens=3)]
+        assert [tokens for tokens, _, _ in await outcomes(d.ask(*both))] == [
+            expected(each) for each in both
+        ]
         with pytest.raises(ContextOverflow, match="maximum context length is 96"):
             d.ask(request(3, [1] * 96))
         assert (await outcome(d.ask(request(4))[0]))[0] == expected(request(4))

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import anyio
 import pytest
 
 from scheduler.commit import FaultPoint
@@ -9,7 +10,7 @@ from scheduler.config import PoolConfig
 from scheduler.errors import EngineBusy
 from scheduler.request import FinishReason
 from scheduler.stats import CommitOutcome
-from tests.oracles.desk import MIXED, Desk, Poisoned, desk, outcome, outcomes
+from tests.oracles.desk import MIXED, Breaks, Desk, Poisoned, desk, outcome, outcomes
 from tests.oracles.rig import BLOCK, NOISE, TARGET, TOKEN, config, expected, letters, request
 
 pytestmark = pytest.mark.anyio
@@ -25,7 +26,12 @@ async def test_a_request_that_breaks_the_runner_ends_alone():
                 assert "RuntimeError" in finish.error
             else:
                 assert tokens == expected(each)
-        assert [(each.request, each.reason) for each in d.sink.ended] == [(2, FinishReason.ERROR)]
+        ended = [each for step in d.sink.steps for each in step.finished]
+        assert (2, FinishReason.ERROR) in [(each.request, each.reason) for each in ended]
+        broken = [step for step in d.sink.steps if not step.target_rows]
+        assert len(broken) == 2
+        assert {g.outcome for step in broken for g in step.groups} == {CommitOutcome.ABORTED}
+        assert d.sink.steps[-1].load.running == d.sink.steps[-1].load.waiting == 0
         later = request(7, (3, 3), max_tokens=5)
         assert (await outcome(d.ask(later)[0]))[0] == expected(later)
 
@@ -58,6 +64,39 @@ async def test_blocks_of_a_sick_request_do_not_infect_the_next(temperature):
         assert finish.reason is FinishReason.ERROR
         reused = request(2, (1,), max_tokens=6, k=1)
         assert (await outcome(d.ask(reused)[0]))[0] == expected(reused, never(15))
+
+
+async def test_a_sick_prompt_ends_at_its_first_chunk_and_leaves_nothing():
+    """It never reaches its frontier: its blocks must be clean all the same."""
+    sick = request(1, (15, *[1] * 60), max_tokens=5)
+    async with desk(
+        config(max_batched_tokens=12), poison=frozenset({15}), target=never(15), draft=never(15)
+    ) as d:
+        _, _, finish = await outcome(d.ask(sick)[0])
+        assert finish.reason is FinishReason.ERROR
+        assert len(d.sink.steps) == 1
+        reused = request(2, (1,), max_tokens=6, k=1)
+        assert (await outcome(d.ask(reused)[0]))[0] == expected(reused, never(15))
+
+
+async def test_a_round_that_breaks_where_blocks_are_short_stalls_nobody():
+    """The retry runs on the blocks that it holds, whatever the budget would allow it alone."""
+    for broken in range(3, 9):
+        settings = config(
+            max_model_len=48,
+            draft_max_len=48,
+            k=2,
+            k_max=4,
+            max_batched_tokens=12,
+            target_pool=PoolConfig(blocks=15, block_size=4),
+        )
+        async with desk(settings, runner=lambda runner, at=broken: Breaks(runner, at)) as d:
+            asked = [request(n, [n] * (3 + n), max_tokens=25) for n in (1, 2, 3)]
+            asked.append(request(4, [4] * 36, max_tokens=4))
+            with anyio.fail_after(20):
+                found = await outcomes(d.ask(*asked))
+            for each, (tokens, _, _) in zip(asked, found, strict=True):
+                assert tokens == expected(each)
 
 
 async def test_a_draft_row_that_is_not_finite_only_ends_the_drafting():
@@ -109,8 +148,9 @@ async def test_a_fault_at_any_point_leaves_no_trace_in_the_text(point, warm):
         assert len(hits) == 1
         assert d.engine.load().target_pool.used == d.engine.load().draft_pool.used == 0
         aborted = [g.outcome for g in d.stats if g.outcome is not CommitOutcome.PUBLISHED]
-        unpublished = point is FaultPoint.BEFORE_PUBLICATION
-        assert aborted == ([CommitOutcome.ABORTED] if unpublished else [])
+        # A fault while staging breaks the round of all three; later ones touch one request only.
+        count = {FaultPoint.BEFORE_PUBLICATION: 1, FaultPoint.AFTER_PUBLICATION: 0}.get(point, 3)
+        assert aborted == [CommitOutcome.ABORTED] * count
 
 
 async def test_a_fault_that_comes_back_ends_its_request():

@@ -73,9 +73,9 @@ def test_the_longest_prompt_gives_one_token():
 
 
 def test_a_full_queue_takes_none_of_a_batch():
-    rig = Rig(config(max_waiting=2))
+    rig = Rig(config(max_waiting=1, max_requests=1))
     rig.submit(request(1))
-    with pytest.raises(EngineBusy, match="1 requests are waiting"):
+    with pytest.raises(EngineBusy, match="1 requests wait and 0 run"):
         rig.submit(request(2), request(3))
     assert set(rig.book.entries) == {1}
 

@@ -1,6 +1,10 @@
 """The body of /v1/chat/completions and what the template is given."""
 
+import inspect
+
+import jinja2
 import pytest
+from transformers.utils import chat_template_utils
 
 PATH = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -92,6 +96,44 @@ def test_what_the_template_refuses_names_the_messages(world, client):
         assert answer.json()["error"]["param"] == "messages"
         assert words in answer.json()["error"]["message"]
     assert broken.status_code == 400
+
+
+@pytest.mark.parametrize("template", ["{{ 1 + colour }}", "{{ {}['x'] + 1 }}", "{{ 1 / 0 }}"])
+def test_what_breaks_in_the_template_is_told_without_internals(world, client, template):
+    kept = world.tokenizer.chat_template
+    world.tokenizer.chat_template = template
+    try:
+        response = client.post(
+            PATH, json={"messages": HELLO, "chat_template_kwargs": {"colour": "blue"}}
+        )
+    finally:
+        world.tokenizer.chat_template = kept
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
+    assert not any(word in message for word in ("operand", "int", "type", "undefined", "zero"))
+
+
+def renderer_names(tokenizer):
+    """Every name that the library's own renderer takes or gives to the template."""
+    functions = (
+        *(tokenizer.apply_chat_template, chat_template_utils.render_jinja_template),
+        *(jinja2.Template.render, jinja2.Environment.make_globals),
+    )
+    taken = {name for one in functions for name in inspect.signature(one).parameters}
+    compiled = chat_template_utils._compile_jinja_template("x")
+    given = set(compiled.environment.globals) | set(tokenizer.SPECIAL_TOKENS_ATTRIBUTES)
+    return taken - {"kwargs", "args", "d"} | given | set(tokenizer.special_tokens_map)
+
+
+def test_names_of_the_renderer_itself_are_refused(world, client):
+    names = renderer_names(world.tokenizer)
+    assert {"conversations", "self", "bos_token", "eos_token", "raise_exception"} <= names
+    for name in names:
+        body = {"messages": HELLO, "chat_template_kwargs": {name: "x"}}
+        for path in (PATH, "/tokenize"):
+            response = client.post(path, json=body)
+            assert response.status_code == 400, name
+            assert response.json()["error"]["param"] == f"chat_template_kwargs.{name}"
 
 
 def test_variables_reach_the_template(world, client):

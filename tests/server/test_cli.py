@@ -71,6 +71,15 @@ def test_help_lists_every_setting(capsys):
     assert "lora" not in shown
 
 
+def test_help_says_what_needs_the_source_tree(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    lines = " ".join(capsys.readouterr().out.split())
+    assert "on model pairs (source tree only)" in lines
+    assert lines.count("source tree") == 1
+    assert "embedded pair (from an installed package too)" in lines
+
+
 def test_version(capsys):
     assert cli.main(["version"]) == 0
     assert capsys.readouterr().out.startswith("fencepost ")

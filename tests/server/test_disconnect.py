@@ -1,14 +1,21 @@
 """A client that leaves ends its requests at once, on both endpoints, streamed or not."""
 
+import asyncio
 import json
+import logging
 import socket
+import struct
+import time
 from contextlib import closing
 
 import httpx
 import pytest
+from starlette.responses import Response
 
 from scheduler.request import FinishReason
-from tests.server.world import running
+from server.event_stream import EventStream
+from server.middleware import FrontDoor
+from tests.server.world import Outcomes, running
 
 ASKED = {
     "/v1/completions": {"prompt": "x"},
@@ -101,3 +108,77 @@ def test_the_server_stopping_is_told_as_503(own_world, own_client):
     response = client.post("/v1/completions", json={"prompt": "x", **FOREVER})
     assert response.status_code == 503
     assert response.headers["retry-after"]
+
+
+@pytest.mark.parametrize("path", ASKED)
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("started", [False, True])
+def test_a_pipelined_request_behind_one_that_runs(own_world, caplog, path, streamed, started):
+    """The connection ends while one request runs and a second one waits behind it."""
+    own_world.runner.stops_after = 3 if started else 1
+    with closing(connect(own_world)) as connection:
+        for _ in range(2):
+            send(connection, path, ASKED[path] | FOREVER | {"stream": streamed})
+        assert own_world.runner.waits()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert ended(own_world, 2)
+    own_world.runner.open.set()
+    assert own_world.outcomes.wait_for(lambda call: (call.route, call.status) == (path, 499))
+    assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == []
+
+
+CLOSED = "unable to perform operation on <TCPTransport closed=True>; the handler is closed"
+
+
+async def _stream_of_two():
+    yield b"data: 2\n\n"
+
+
+async def _nothing():
+    pass
+
+
+def _whole():
+    return Response(b"x")
+
+
+def _streamed():
+    return EventStream(b"data: 1\n\n", _stream_of_two(), _nothing)
+
+
+async def _receive():
+    await asyncio.Event().wait()
+
+
+def outcome_of(answer, broken_at, problem):
+    """Send `answer` over a connection that fails at one message; how the call ended."""
+    outcomes, sent = Outcomes(), []
+
+    async def send(message):
+        if len(sent) == broken_at:
+            raise problem
+        sent.append(message)
+
+    async def app(scope, receive, send):
+        await answer()(scope, receive, send)
+
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+    door = FrontDoor(app, sink=outcomes, clock=time.monotonic)
+    asyncio.run(door(scope, _receive, send))
+    (call,) = outcomes.calls
+    return call.status
+
+
+@pytest.mark.parametrize("problem", [RuntimeError(CLOSED), ConnectionResetError(), OSError()])
+@pytest.mark.parametrize(("answer", "messages"), [(_whole, 2), (_streamed, 4)])
+def test_an_answer_that_cannot_be_sent_ends_quietly(answer, messages, problem, caplog):
+    caplog.set_level(logging.DEBUG, "server")
+    for broken_at in range(messages):
+        assert outcome_of(answer, broken_at, problem) == 499
+    assert [record.levelno for record in caplog.records] == [logging.DEBUG] * messages
+
+
+@pytest.mark.parametrize("answer", [_whole, _streamed])
+def test_a_mistake_of_the_server_in_sending_is_not_hidden(answer, caplog):
+    assert outcome_of(answer, 1, RuntimeError("Expected ASGI message")) != 499
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]

@@ -20,8 +20,8 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type":
 SHARED_TAKEN = {
     "model": ["pair", "pair-alias", None],
     "n": [1, 2, None],
-    "stop": ["x", ["x"], ["a", "b", "c", "d"], [], None],
-    "stop_token_ids": [[1, 5], [], None],
+    "stop": ["x", ["x"], ["a", "b", "c", "d"], ["x" * 1024], [], None],
+    "stop_token_ids": [[1, 5], [5, 5], [7] * 256, [], None],
     "include_stop_str_in_output": [True, False, None],
     "skip_special_tokens": [True, False, None],
     "add_special_tokens": [True, False, None],
@@ -35,8 +35,20 @@ SHARED_TAKEN = {
     "min_p": [0, 0.5, 1, None],
     "presence_penalty": [-2, 2, 0.5, None],
     "frequency_penalty": [-2, 2, 0.5, None],
-    "repetition_penalty": [1, 1.3, 0.5, None],
+    "repetition_penalty": [1, 1.3, 0.5, 0.01, 10, None],
     "logit_bias": [{}, {"5": 100}, {"5": -100.0, "7": 1}, None],
+    "safety_identifier": ["id", None],
+    "prompt_cache_key": ["key", None],
+    "prompt_cache_retention": ["24h", None],
+    "prompt_cache_options": [{}, None],
+    "parallel_tool_calls": [True, None],
+    "modalities": [["text"], None],
+    "reasoning_effort": ["none", None],
+    "service_tier": ["auto", "default", None],
+    "store": [False, None],
+    "tool_choice": ["none", None],
+    "function_call": ["none", None],
+    "verbosity": ["medium", None],
     "stream": [False, None],
     "stream_options": [None],
     "user": ["u", None],
@@ -78,26 +90,23 @@ TAKEN = {
         "add_generation_prompt": [True, False, None],
         "continue_final_message": [False, None],
         "chat_template_kwargs": [{}, {"anything": [1]}, None],
-        "safety_identifier": ["id", None],
-        "prompt_cache_key": ["key", None],
-        "prompt_cache_retention": ["24h", None],
-        "prompt_cache_options": [{}, None],
-        "parallel_tool_calls": [True, None],
-        "modalities": [["text"], None],
-        "reasoning_effort": ["none", None],
-        "service_tier": ["auto", "default", None],
-        "store": [False, None],
-        "tool_choice": ["none", None],
-        "function_call": ["none", None],
-        "verbosity": ["medium", None],
+        "suffix": ["", None],
+        "echo": [False, None],
+        "best_of": [1, None],
     },
 }
 
 # Field: (value, the path that the answer must name).
 SHARED_REFUSED = {
     "n": [(0, "n"), (129, "n"), (1.0, "n"), (True, "n"), ("1", "n")],
-    "stop": [("", "stop"), (["a"] * 5, "stop"), ([""], "stop"), (5, "stop"), (["a", 5], "stop")],
-    "stop_token_ids": [([-1], "stop_token_ids"), ([10**6], "stop_token_ids"), (["a"], "stop")],
+    "stop": [
+        *(("", "stop"), (["a"] * 5, "stop"), ([""], "stop"), (5, "stop"), (["a", 5], "stop")),
+        *(("x" * 1025, "stop"), (["a", "x" * 1025], "stop")),
+    ],
+    "stop_token_ids": [
+        *(([-1], "stop_token_ids"), ([10**6], "stop_token_ids"), (["a"], "stop")),
+        *((list(range(257)), "stop_token_ids"), ([7] * 257, "stop_token_ids")),
+    ],
     "seed": [(2**63, "seed"), (-(2**63) - 1, "seed"), (1.5, "seed"), ("1", "seed")],
     "max_tokens": [(0, "max_tokens"), (-1, "max_tokens"), (1.5, "max_tokens")],
     "min_tokens": [(-1, "min_tokens"), (3, "min_tokens")],
@@ -107,10 +116,15 @@ SHARED_REFUSED = {
     "min_p": [(-0.1, "min_p"), (1.1, "min_p")],
     "presence_penalty": [(2.1, "presence_penalty"), (-2.1, "presence_penalty")],
     "frequency_penalty": [(9, "frequency_penalty"), (-2.1, "frequency_penalty")],
-    "repetition_penalty": [(0, "repetition_penalty"), (-1, "repetition_penalty")],
+    "repetition_penalty": [
+        *((0, "repetition_penalty"), (-1, "repetition_penalty"), (1e-39, "repetition_penalty")),
+        *((0.0099, "repetition_penalty"), (10.1, "repetition_penalty")),
+    ],
     "logit_bias": [
         *(({"5": 101}, "logit_bias.5"), ({"x": 1}, "logit_bias"), ({"-1": 1}, "logit_bias")),
         *(({"99999": 1}, "logit_bias"), ([1], "logit_bias"), ({"\u0665": 1}, "logit_bias")),
+        *(({"01": 1, "1": 1}, "logit_bias"), ({"0": 1, "00": 2}, "logit_bias")),
+        ({str(i).zfill(5): 1 for i in range(1025)}, "logit_bias"),
     ],
     "stream": [("yes", "stream"), (1, "stream")],
     "stream_options": [({"include_usage": True}, "stream_options"), ([], "stream_options")],
@@ -150,6 +164,24 @@ SHARED_REFUSED = {
     **{name: [({}, name)] for name in ("guided_json", "guided_regex", "guided_choice")},
     **{name: [("x", name)] for name in ("guided_grammar", "regex", "ebnf", "json_schema")},
     "lora_path": [("x", "lora_path")],
+    "chat_template": [("{{ 1 }}", "chat_template")],
+    "documents": [([{}], "documents")],
+    "tools": [([TOOL], "tools"), ([], "tools")],
+    "tool_choice": [("auto", "tool_choice"), ("required", "tool_choice"), (TOOL, "tool_choice")],
+    "functions": [([], "functions"), ([{"name": "f"}], "functions")],
+    "function_call": [("auto", "function_call"), ({"name": "f"}, "function_call")],
+    "audio": [({"voice": "x"}, "audio")],
+    "modalities": [(["text", "audio"], "modalities")],
+    "moderation": [({}, "moderation")],
+    "prediction": [({"type": "content", "content": "x"}, "prediction")],
+    "reasoning_effort": [("low", "reasoning_effort")],
+    "service_tier": [("flex", "service_tier")],
+    "store": [(True, "store")],
+    "verbosity": [("low", "verbosity")],
+    "web_search_options": [({}, "web_search_options")],
+    "mm_processor_kwargs": [({}, "mm_processor_kwargs")],
+    "prompt_embeds": [("x", "prompt_embeds")],
+    "suffix": [("x", "suffix")],
 }
 MESSAGE = {"role": "user", "content": "x"}
 REFUSED = {
@@ -163,11 +195,16 @@ REFUSED = {
         "best_of": [(2, "best_of")],
         "echo": [("yes", "echo")],
         "logprobs": [(-1, "logprobs"), (21, "logprobs"), (True, "logprobs")],
-        "suffix": [("x", "suffix")],
-        "prompt_embeds": [("x", "prompt_embeds")],
+        "messages": [([], "messages"), ([MESSAGE], "messages")],
+        "max_completion_tokens": [(5, "max_completion_tokens")],
+        "top_logprobs": [(0, "top_logprobs"), (3, "top_logprobs")],
+        "add_generation_prompt": [(True, "add_generation_prompt")],
+        "continue_final_message": [(True, "continue_final_message")],
+        "chat_template_kwargs": [({"a": 1}, "chat_template_kwargs")],
     },
     CHAT: SHARED_REFUSED
     | {
+        "prompt": [("x", "prompt"), ([], "prompt"), ([5], "prompt")],
         "messages": [
             *((None, "messages"), ([], "messages"), ("hi", "messages"), ([5], "messages[0]")),
             ([MESSAGE, {"role": "tool", "content": "x"}], "messages[1].role"),
@@ -186,30 +223,10 @@ REFUSED = {
         "max_completion_tokens": [(0, "max_completion_tokens")],
         "logprobs": [(1, "logprobs")],
         "top_logprobs": [(21, "top_logprobs"), (2, "top_logprobs"), (-1, "top_logprobs")],
-        "chat_template": [("{{ 1 }}", "chat_template")],
         "chat_template_kwargs": [
             ({"chat_template": "{{ 1 }}"}, "chat_template_kwargs.chat_template"),
             ({"tokenize": True}, "chat_template_kwargs.tokenize"),
         ],
-        "documents": [([{}], "documents")],
-        "tools": [([TOOL], "tools"), ([], "tools")],
-        "tool_choice": [
-            ("auto", "tool_choice"),
-            ("required", "tool_choice"),
-            (TOOL, "tool_choice"),
-        ],
-        "functions": [([], "functions"), ([{"name": "f"}], "functions")],
-        "function_call": [("auto", "function_call"), ({"name": "f"}, "function_call")],
-        "audio": [({"voice": "x"}, "audio")],
-        "modalities": [(["text", "audio"], "modalities")],
-        "moderation": [({}, "moderation")],
-        "prediction": [({"type": "content", "content": "x"}, "prediction")],
-        "reasoning_effort": [("low", "reasoning_effort")],
-        "service_tier": [("flex", "service_tier")],
-        "store": [(True, "store")],
-        "verbosity": [("low", "verbosity")],
-        "web_search_options": [({}, "web_search_options")],
-        "mm_processor_kwargs": [({}, "mm_processor_kwargs")],
         "echo": [(True, "echo")],
         "best_of": [(2, "best_of")],
     },
@@ -267,9 +284,13 @@ def test_every_declared_field_is_in_the_tables(path, body):
     assert tables - body.model_fields.keys() <= {"a field nobody knows"}
 
 
+def test_each_endpoint_decides_every_field_of_the_other():
+    assert CompletionBody.model_fields.keys() == ChatBody.model_fields.keys()
+
+
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 def test_null_means_default_for_every_optional_field(client, path):
-    body = (TAKEN[path].keys() | REFUSED[path].keys()) - {"prompt", "messages", "max_tokens"}
+    body = TAKEN[path].keys() | REFUSED[path].keys()
     response = client.post(path, json=dict.fromkeys(body) | MINIMAL[path])
     assert response.status_code == 200, response.text
 
@@ -280,6 +301,10 @@ def test_null_means_default_for_every_optional_field(client, path):
         (COMPLETIONS, {"echo": True, "logprobs": 1}, "echo"),
         (COMPLETIONS, {"n": 2, "best_of": 3}, "best_of"),
         (COMPLETIONS, {"n": 128}, "n"),
+        (COMPLETIONS, {"n": 2, "prompt": ["x"] * 41}, "n"),
+        (COMPLETIONS, {"prompt": ["x"] * 81}, "prompt"),
+        (COMPLETIONS, {"prompt": [[5]] * 81}, "prompt"),
+        (CHAT, {"n": 128}, "n"),
         (CHAT, {"add_generation_prompt": True, "continue_final_message": True}, "continue"),
         (COMPLETIONS, {"stream": True, "stream_options": {"include_obfuscation": True}}, "stream"),
     ],

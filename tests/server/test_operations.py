@@ -1,11 +1,17 @@
 """What operators ask: models, tokens, health, load, metrics, the OpenAPI page."""
 
 import asyncio
+import logging
+import re
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
+from scheduler.engine import EngineHealth
+from server.backend import Backend
 from server.errors import ApiError
 from server.flow import Flow
 from tests.server.world import running
@@ -37,13 +43,83 @@ def test_tokens_and_back(world, client, text):
     body = client.post(
         "/tokenize", json={"prompt": text, "add_special_tokens": False, "return_token_strs": True}
     ).json()
-    ids = list(world.ids(text)) or [world.tokenizer.bos_token_id]
+    ids = list(world.ids(text))
     assert body["tokens"] == ids
     assert (body["count"], body["max_model_len"]) == (len(ids), 96)
     assert body["token_strs"] == world.tokenizer.convert_ids_to_tokens(ids)
-    if text:
-        back = client.post("/detokenize", json={"tokens": ids}).json()
-        assert back == {"prompt": text}
+    back = client.post("/detokenize", json={"tokens": ids}).json()
+    assert back == {"prompt": text}
+
+
+@pytest.mark.parametrize("count", [4000, 5000])
+@pytest.mark.parametrize(
+    ("path", "body", "worker"),
+    [
+        ("/tokenize", lambda n: {"prompt": "x" * n, "return_token_strs": True}, "_encode"),
+        ("/tokenize", lambda n: {"prompt": "x y" * n, "return_token_strs": True}, "names"),
+        ("/detokenize", lambda n: {"tokens": [9] * n}, "decode"),
+        ("/v1/completions", lambda n: {"prompt": [9] * n, "echo": True}, "decode"),
+    ],
+)
+def test_long_texts_are_handled_off_the_loop(world, client, monkeypatch, count, path, body, worker):
+    threads = []
+    done = getattr(world.service, worker)
+
+    def noted(*arguments):
+        threads.append(threading.get_ident())
+        return done(*arguments)
+
+    loop_thread = []
+    world.call(lambda: loop_thread.append(threading.get_ident()))
+    monkeypatch.setattr(world.service, worker, noted)
+    assert client.post(path, json=body(count)).status_code in {200, 400}
+    off_loop = count > 4096 or worker == "names"
+    assert (threads[-1] != loop_thread[0]) == off_loop
+
+
+def test_too_many_prompts_are_refused_before_they_are_read(world, client, monkeypatch):
+    seen = []
+    monkeypatch.setattr(world.service, "_encode", lambda *given: seen.append(given))
+    assert client.post("/v1/completions", json={"prompt": ["x"] * 81}).status_code == 400
+    body = {"messages": [{"role": "user", "content": "x"}], "n": 81}
+    assert client.post("/v1/chat/completions", json=body).status_code == 400
+    assert seen == []
+
+
+@pytest.mark.parametrize(("age", "status"), [(0.0, 200), (120.0, 200), (120.1, 503)])
+def test_an_engine_that_no_longer_comes_round_is_not_healthy(
+    world, client, monkeypatch, age, status
+):
+    report = EngineHealth(alive=True, error=None, heartbeat_age=age)
+    monkeypatch.setattr(world.engine, "health", lambda: report)
+    assert client.get("/health").status_code == status
+
+
+def test_how_long_a_round_may_take_can_be_set():
+    engine = _Engine(alive=True)
+    backend = Backend(heartbeat_seconds=5)
+    backend.install(SimpleNamespace(engine=engine))
+    for engine.heartbeat_age, healthy in ((5.0, True), (5.5, False)):
+        assert backend.healthy is healthy
+
+
+def test_probes_may_ask_for_the_head_alone():
+    with running(load=False) as world, httpx.Client(base_url=world.url) as client:
+        assert client.head("/health").status_code == 200
+        response = client.head("/ready")
+        assert (response.status_code, response.content) == (503, b"")
+        world.call(lambda: world.backend.fail("no such model"))
+        assert client.head("/health").status_code == 503
+
+
+def test_a_drawn_seed_is_logged_with_the_id_of_the_call(client, caplog):
+    caplog.set_level(logging.INFO, "server")
+    headers = {"x-request-id": "mine-7"}
+    client.post("/v1/completions", json={"prompt": "x", "seed": 4}, headers=headers)
+    assert "mine-7" not in caplog.text
+    client.post("/v1/completions", json={"prompt": "x", "n": 2}, headers=headers)
+    (line,) = [one for one in caplog.messages if "seed=" in one]
+    assert re.search(r"mine-7\b.*seed=-?\d+$", line)
 
 
 def test_special_tokens_are_added_to_a_prompt_unless_refused(world, client):

@@ -1,7 +1,12 @@
 """Settings from flags, environment and file; whatever is wrong is named and stops the start."""
 
-import pytest
+import os
 
+import pytest
+import torch
+
+from scheduler.errors import ModelRefused
+from server import assembly
 from server.settings import Settings, SettingsError, load_settings
 
 
@@ -27,6 +32,7 @@ def test_defaults():
     assert (settings.draft_length, settings.longest_draft) == (4, 8)
     assert (settings.root, settings.names) == ("fencepost-pair", ("fencepost-pair",))
     assert settings.api_key == ()
+    assert settings.heartbeat_seconds == 120
     assert load_settings({"model": "org/name"}).names == ("org/name",)
 
 
@@ -87,6 +93,9 @@ def test_the_longest_draft(k, k_max, longest):
         ({"kv_memory": "lots"}, "kv_memory=lots"),
         ({"drain_seconds": "inf"}, "drain_seconds=inf"),
         ({"drain_seconds": "-1"}, "drain_seconds=-1"),
+        ({"heartbeat_seconds": "0"}, "heartbeat_seconds=0"),
+        ({"heartbeat_seconds": "nan"}, "heartbeat_seconds=nan"),
+        ({"threads": "0"}, "threads=0"),
         ({"domains": "a,a"}, "domains="),
         ({"lora_modules": "x"}, "lora_modules=x: unknown setting"),
         ({"config": "no/such/file.toml"}, "config=no/such/file.toml"),
@@ -96,6 +105,33 @@ def test_what_is_wrong_is_named(flags, named):
     with pytest.raises(SettingsError) as refused:
         load_settings(flags)
     assert named in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("cores", "asked", "threads"),
+    [({0}, None, 1), ({3, 5}, None, 1), (set(range(8)), None, 7), (set(range(8)), "8", 8)],
+)
+def test_one_core_is_left_to_the_event_loop(monkeypatch, cores, asked, threads):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
+    flags = {} if asked is None else {"threads": asked}
+    assert load_settings(flags).tensor_threads == threads
+
+
+def test_threads_are_set_before_anything_is_loaded(monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch, "set_num_threads", calls.append)
+
+    def load_nothing(_settings):
+        calls.append("load")
+        raise ModelRefused("enough")
+
+    monkeypatch.setattr(assembly, "build_runner", load_nothing)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    for flags, threads in (({}, 5), ({"threads": "3"}, 3)):
+        calls.clear()
+        with pytest.raises(ModelRefused):
+            assembly.load(load_settings(flags))
+        assert calls == [threads, "load"]
 
 
 def test_unknown_and_malformed_keys_of_the_file(file):

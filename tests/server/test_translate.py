@@ -1,10 +1,11 @@
 """Each field of a body reaches the engine's request as it was meant."""
 
-import logging
+from dataclasses import replace
 
 import pytest
 
 from scheduler.request import ProposerKind, Verifier
+from server.errors import ApiError
 from server.protocol.completions import CompletionBody
 from server.tokenizer import TokenizerService
 from server.translate import Asked, build_requests
@@ -121,12 +122,37 @@ def test_choices_share_seed_and_arrival_and_are_numbered_by_prompt():
     assert len({r.request_id for r in found}) == 4
 
 
-def test_a_missing_seed_is_drawn_and_logged(caplog):
-    caplog.set_level(logging.INFO, "server.translate")
+def test_a_missing_seed_is_drawn():
     first, second = (requests({"n": 2}) for _ in range(2))
     assert first[0].sampling.seed == first[1].sampling.seed != second[0].sampling.seed
     assert all(-(2**63) <= r[0].sampling.seed < 2**63 for r in (first, second))
-    assert f"seed={first[0].sampling.seed}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ({"stop_token_ids": [0, 2, 3, 4, 5, 6, 7], "min_tokens": 1}, True),
+        ({"stop_token_ids": [7, 6, 5, 4, 3, 2, 1, 0], "min_tokens": 1, "ignore_eos": True}, True),
+        ({"stop_token_ids": [0, 2, 3, 4, 5, 6], "min_tokens": 1}, False),
+        ({"stop_token_ids": [0, 2, 3, 4, 5, 6, 7], "min_tokens": 1, "ignore_eos": True}, False),
+        ({"stop_token_ids": [0, 2, 3, 4, 5, 6, 7], "min_tokens": 0}, False),
+        ({"stop_token_ids": [0, 2, 3, 4, 5, 6, 7]}, False),
+    ],
+)
+def test_some_token_must_be_left_where_ends_are_forbidden(fields, refused):
+    served = replace(serving(), vocabulary=8)
+    if not refused:
+        assert requests(fields, served=served)
+        return
+    with pytest.raises(ApiError) as problem:
+        requests(fields, served=served)
+    assert (problem.value.problem.status, problem.value.problem.param) == (400, "stop_token_ids")
+
+
+def test_stop_ids_are_checked_and_frozen_once_for_all_prompts():
+    found = requests({"stop_token_ids": [9, 7, 9], "n": 2}, prompts=((5,), (6, 7), (8,)))
+    assert {r.stop.token_ids for r in found} == {frozenset({1, 7, 9})}
+    assert len({id(r.stop.token_ids) for r in found}) == 1
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import uvicorn
+import uvloop
 
 from deploy.pair.tokenizer import train_tokenizer
 from scheduler.commit import Ledger
@@ -259,7 +260,7 @@ def new_tokenizer():
 def running(*, options: ApiOptions | None = None, load: bool = True, **changes) -> Iterator[World]:
     """A server on a free port until the block ends. `changes` go into the engine's config."""
     process = _Process(options or ApiOptions(domains=frozenset({"code"})), load, changes)
-    thread = threading.Thread(target=lambda: asyncio.run(process.run()), daemon=True)
+    thread = threading.Thread(target=lambda: uvloop.run(process.run()), daemon=True)
     thread.start()
     if not process.started.wait(30):
         raise RuntimeError("the server did not start")
