@@ -68,15 +68,14 @@ class Poisoned(Gate):
 
 
 class Breaks(Gate):
-    """A runner whose n-th call breaks, once."""
+    """A runner that breaks in one round, by its number."""
 
     def __init__(self, runner, number):
         super().__init__(runner)
         self._number = number
 
     def run(self, plan):
-        if self.rounds == self._number:
-            self.rounds += 1
+        if plan.round_id == self._number:
             raise RuntimeError("out of memory")
         return super().run(plan)
 

@@ -1,6 +1,7 @@
 """What breaks in a round: the runner, a row, a commit, the loop itself. Nobody else may notice."""
 
 import asyncio
+import random
 
 import anyio
 import pytest
@@ -79,24 +80,27 @@ async def test_a_sick_prompt_ends_at_its_first_chunk_and_leaves_nothing():
         assert (await outcome(d.ask(reused)[0]))[0] == expected(reused, never(15))
 
 
-async def test_a_round_that_breaks_where_blocks_are_short_stalls_nobody():
+@pytest.mark.parametrize("seed", [10, 14])
+async def test_a_round_that_breaks_where_blocks_are_short_stalls_nobody(seed):
     """The retry runs on the blocks that it holds, whatever the budget would allow it alone."""
-    for broken in range(3, 9):
-        settings = config(
-            max_model_len=48,
-            draft_max_len=48,
-            k=2,
-            k_max=4,
-            max_batched_tokens=12,
-            target_pool=PoolConfig(blocks=15, block_size=4),
-        )
-        async with desk(settings, runner=lambda runner, at=broken: Breaks(runner, at)) as d:
-            asked = [request(n, [n] * (3 + n), max_tokens=25) for n in (1, 2, 3)]
-            asked.append(request(4, [4] * 36, max_tokens=4))
-            with anyio.fail_after(20):
-                found = await outcomes(d.ask(*asked))
-            for each, (tokens, _, _) in zip(asked, found, strict=True):
-                assert tokens == expected(each)
+    dice = random.Random(seed)
+    broken = dice.randint(3, 8)
+    settings = config(
+        max_model_len=48,
+        draft_max_len=48,
+        k=2,
+        k_max=4,
+        max_batched_tokens=dice.choice([12, 16, 20]),
+        target_pool=PoolConfig(blocks=dice.randint(13, 20), block_size=4),
+        draft_pool=PoolConfig(blocks=64, block_size=8),
+    )
+    async with desk(settings, runner=lambda runner: Breaks(runner, broken)) as d:
+        asked = [request(n, [n] * dice.randint(4, 9), max_tokens=25) for n in (1, 2, 3)]
+        asked.append(request(4, [4] * dice.randint(25, 40), max_tokens=4))
+        with anyio.fail_after(20):
+            found = await outcomes(d.ask(*asked))
+        for each, (tokens, _, _) in zip(asked, found, strict=True):
+            assert tokens == expected(each)
 
 
 async def test_a_draft_row_that_is_not_finite_only_ends_the_drafting():
