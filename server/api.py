@@ -1,5 +1,6 @@
 """What every route is built from, and the steps that the two generation routes share."""
 
+import logging
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from server.backend import Backend, Serving
 from server.errors import ApiError, Problem, capped, from_engine
 from server.event_stream import EventStream
 from server.flow import Flow, attended
+from server.outcomes import record_of
 from server.protocol.generation import StreamOptions
 from server.replies.piece import Envelope, ReplyOptions
 from server.replies.reply import Reply
@@ -21,6 +23,8 @@ from server.replies.writers import Writer
 from server.translate import Asked, build_requests
 
 __all__ = ["Api", "ApiOptions", "answer", "reply_options", "served"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +98,10 @@ async def answer(
         model=name,
         fingerprint=serving.fingerprint,
     )
-    flow = _submit(serving, build_requests(asked, serving, api.options.domains, api.clock))
+    requests = build_requests(asked, serving, api.options.domains, api.clock)
+    if asked.body.seed is None:
+        _tell_seed(http, requests[0])
+    flow = _submit(serving, requests)
     reply = Reply(flow, writer, options, head, serving.engine.config.k_max)
     streamed = False
     try:
@@ -107,6 +114,13 @@ async def answer(
     finally:
         if not streamed:
             await flow.close()
+
+
+def _tell_seed(http: HttpRequest, first: Request) -> None:
+    call = record_of(http.scope).request_id
+    logger.info(
+        "request %s, in the engine from %d on: seed=%d", call, first.request_id, first.sampling.seed
+    )
 
 
 def _submit(serving: Serving, requests: Sequence[Request]) -> Flow:

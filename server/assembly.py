@@ -52,8 +52,7 @@ def load(settings: Settings) -> Loaded:
 
     Raises ConfigRefused or ModelRefused, which name what does not fit.
     """
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
+    torch.set_num_threads(settings.tensor_threads)
     pair = build_runner(settings)
     if not isinstance(pair.tokenizer, PreTrainedTokenizerFast):
         raise ModelRefused("tokenizer: it has no tokenizer.json, and cannot be converted")
@@ -107,7 +106,8 @@ async def warm_up(loaded: Loaded) -> None:
     client waits for no lazy initialisation and no counter has moved."""
     engine = build_engine(loaded, _NoStats())
     await engine.start()
-    prompt = (await loaded.tokenizer.encode([""], special=True))[0]
+    tokenizer = loaded.tokenizer
+    prompt = tokenizer.begun((await tokenizer.encode([""], special=True))[0])
     requests = [_warm_request(engine, loaded, prompt, temperature) for temperature in (0.0, 1.0)]
     for subscription in engine.submit(requests):
         async for _event in subscription:

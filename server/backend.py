@@ -18,7 +18,7 @@ __all__ = ["Backend", "EnginePort", "EventSource", "HealthReport", "Serving"]
 
 
 class HealthReport(Protocol):
-    """Whether the engine's loop runs."""
+    """Whether the engine's loop runs; `heartbeat_age` is 0 while it has nothing to do."""
 
     @property
     def alive(self) -> bool: ...
@@ -67,7 +67,9 @@ class Serving:
 class Backend:
     """Holds what is served; empty until `install`, and for good after `fail`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, heartbeat_seconds: float = 120.0) -> None:
+        """`heartbeat_seconds` is how long the engine may work on one round before it hangs."""
+        self._heartbeat_seconds = heartbeat_seconds
         self._serving: Serving | None = None
         self._failure: str | None = None
 
@@ -86,10 +88,11 @@ class Backend:
 
     @property
     def healthy(self) -> bool:
-        """Whether a restart would not help: loading goes on, or the engine's loop runs."""
+        """Whether a restart would not help: loading goes on, or the engine's loop comes round."""
         if self._serving is None:
             return self._failure is None
-        return self._serving.engine.health().alive
+        report = self._serving.engine.health()
+        return report.alive and report.heartbeat_age <= self._heartbeat_seconds
 
     def serving(self) -> Serving:
         """The loaded model. Raises ApiError (503) before it is there."""

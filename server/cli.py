@@ -51,7 +51,7 @@ def _serve(flags: dict[str, object]) -> int:
 
 
 def _run_tool(name: str, arguments: list[str]) -> int:
-    """Run a module of the source tree as a program."""
+    """Run a module as a program; an installed package does not bring all of them."""
     module = f"{_TOOLS[name]}.__main__"
     if not _exists(module):
         sys.stderr.write(f"fencepost: {name} needs the source tree: {module} is not here\n")
@@ -86,7 +86,9 @@ def _parser() -> argparse.ArgumentParser:
         _add_flag(serve, name, field)
     _refuse_adapters(serve)
     commands.add_parser("bench", help="measure this engine on model pairs (source tree only)")
-    commands.add_parser("pair", help="train and evaluate the embedded pair (source tree only)")
+    commands.add_parser(
+        "pair", help="train and evaluate the embedded pair (from an installed package too)"
+    )
     commands.add_parser("version", help="print the version")
     return parser
 

@@ -41,8 +41,6 @@ class EventStream(Response):
                 writer.result()
             else:
                 record_of(scope).client_left = True
-        except OSError:
-            record_of(scope).client_left = True
         finally:
             writer.cancel()
             gone.cancel()

@@ -23,6 +23,7 @@ from prometheus_client import CollectorRegistry
 from server.api import Api, ApiOptions
 from server.app import create_app
 from server.backend import Backend
+from server.connection import Connection
 from server.outcomes import CallOutcome, OutcomeSink
 from server.settings import Settings, SettingsError
 from server.version import version
@@ -83,7 +84,7 @@ class _Process:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._backend = Backend()
+        self._backend = Backend(heartbeat_seconds=settings.heartbeat_seconds)
         self._registry: CollectorRegistry = new_registry()
         self._loaded: Loaded | None = None
         self._stop = asyncio.Event()
@@ -134,7 +135,7 @@ class _Process:
         )
         return uvicorn.Config(
             app,
-            http="httptools",
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,

@@ -39,6 +39,9 @@ class FrontDoor:
         answer = _Answer(send, record, lambda: self._clock() - started)
         try:
             await self._app(scope, receive, answer.send)
+        except _UndeliverableError:
+            record.client_left = True
+            logger.debug("request %s: the client left", record.request_id)
         except Exception:
             logger.exception("request %s broke", record.request_id)
             if not answer.started:
@@ -52,6 +55,10 @@ class FrontDoor:
                     seconds=self._clock() - started,
                 )
             )
+
+
+class _UndeliverableError(Exception):
+    """The connection is closed. No route knows it, so that nothing tries to answer instead."""
 
 
 class _Answer:
@@ -71,7 +78,17 @@ class _Answer:
             headers = MutableHeaders(scope=message)
             headers["x-request-id"] = self._record.request_id
             headers["openai-processing-ms"] = str(round(self._elapsed() * 1000))
-        await self._send(message)
+        try:
+            await self._send(message)
+        except (OSError, RuntimeError) as problem:
+            if not _is_closed(problem):
+                raise
+            raise _UndeliverableError from problem
+
+
+def _is_closed(problem: Exception) -> bool:
+    # uvloop has no class of its own for it, and a RuntimeError may be a mistake of the server too.
+    return isinstance(problem, OSError) or "the handler is closed" in str(problem)
 
 
 class ApiKeys:

@@ -86,7 +86,11 @@ class Settings(BaseSettings):
     pack_weights: bool = Field(
         True, description="read 16-bit weights packed on a CPU where that changes no product"
     )
-    threads: Count | None = Field(None, description="threads of one tensor operation on the CPU")
+    threads: Count | None = Field(
+        None,
+        description="threads of one tensor operation on the CPU (default: the cores of this "
+        "process but one, which stays for the event loop)",
+    )
     max_model_len: Count | None = Field(None, description="tokens a request may hold, prompt too")
     draft_max_len: Count | None = Field(None, description="tokens the draft model may hold of it")
     max_batched_tokens: Count = Field(512, description="target rows of one round")
@@ -118,6 +122,10 @@ class Settings(BaseSettings):
     )
     drain_seconds: float = Field(
         30.0, ge=0, description="time that running requests get to end after SIGTERM"
+    )
+
+    heartbeat_seconds: float = Field(
+        120.0, gt=0, description="time that one round may take before /health says 503"
     )
 
     @classmethod
@@ -162,6 +170,11 @@ class Settings(BaseSettings):
     def names(self) -> tuple[str, ...]:
         """The names that clients may use for the model."""
         return self.served_model_name or (self.root,)
+
+    @property
+    def tensor_threads(self) -> int:
+        """Threads of one tensor operation; unless told, one core is left to the event loop."""
+        return self.threads or max(1, len(os.sched_getaffinity(0)) - 1)
 
     @property
     def draft_length(self) -> int:

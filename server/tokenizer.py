@@ -4,6 +4,7 @@ Calls go to the tokenizer's immutable core, so that they may run in several thre
 """
 
 import asyncio
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,14 +19,16 @@ if TYPE_CHECKING:  # takes seconds, and the server listens before models are loa
 
 __all__ = ["ChatInput", "TokenizerService"]
 
-# Longer texts are tokenized in a thread: this many characters take some milliseconds.
-_OFF_LOOP_CHARS = 4096
-# Arguments of the template call that are the server's to give.
+# Longer texts and lists of ids go to a thread: this many take some milliseconds.
+_OFF_LOOP = 4096
+# What the library's renderer passes to the template, beside its own arguments and special tokens.
 _RESERVED = frozenset(
-    {"chat_template", "tokenize", "conversation", "messages", "tools", "documents"}
-    | {"add_generation_prompt", "continue_final_message", "return_dict", "return_tensors"}
-    | {"padding", "truncation", "max_length", "tokenizer_kwargs", "return_assistant_tokens_mask"}
+    {"self", "conversations", "messages", "raise_exception", "strftime_now", "namespace", "dict"}
+    | {"range", "lipsum", "cycler", "joiner"}
+    | {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
+    | {"additional_special_tokens"}
 )
+_BROKEN = "messages: the model's chat template cannot render this conversation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,19 +51,26 @@ class TokenizerService:
         self._core = tokenizer.backend_tokenizer
         self._core.no_truncation()
         self._core.no_padding()
+        self._reserved = (
+            _RESERVED
+            | inspect.signature(tokenizer.apply_chat_template).parameters.keys()
+            | tokenizer.special_tokens_map.keys()
+        )
         self.end_ids = end_ids
         self.pieces: Pieces = read_pieces(tokenizer)
 
     async def encode(self, texts: Sequence[str], *, special: bool) -> list[tuple[int, ...]]:
-        """Ids of each text, with the tokenizer's own begin mark (if it has one) when `special`.
+        """Ids of each text, with the tokenizer's own begin mark (if it has one) when `special`."""
+        if sum(map(len, texts)) > _OFF_LOOP:
+            return await asyncio.to_thread(self._encode, texts, special)
+        return self._encode(texts, special)
 
-        Raises ApiError when nothing is left to start from.
+    def begun(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        """`ids`, or the id that begins a text when there are none: a model needs one to start from.
+
+        Raises ApiError when the model has no such id.
         """
-        if sum(map(len, texts)) > _OFF_LOOP_CHARS:
-            encoded = await asyncio.to_thread(self._encode, texts, special)
-        else:
-            encoded = self._encode(texts, special)
-        return [ids or self._begin() for ids in encoded]
+        return ids or self._begin()
 
     async def chat(self, chat: ChatInput) -> tuple[int, ...]:
         """Ids of the rendered conversation. The template writes its own begin mark.
@@ -68,11 +78,23 @@ class TokenizerService:
         Raises ApiError for a model without a template and for what the template refuses.
         """
         size = sum(len(text) for turn in chat.messages for text in turn.values())
-        if size > _OFF_LOOP_CHARS:
+        if size > _OFF_LOOP:
             text = await asyncio.to_thread(self._render, chat)
         else:
             text = self._render(chat)
         return (await self.encode([text], special=chat.add_special_tokens))[0]
+
+    async def text(self, tokens: Sequence[int]) -> str:
+        """What `decode` gives; long lists do not hold up the loop."""
+        if len(tokens) > _OFF_LOOP:
+            return await asyncio.to_thread(self.decode, tokens)
+        return self.decode(tokens)
+
+    async def spellings(self, tokens: Sequence[int]) -> list[str | None]:
+        """What `names` gives; long lists do not hold up the loop."""
+        if len(tokens) > _OFF_LOOP:
+            return await asyncio.to_thread(self.names, tokens)
+        return self.names(tokens)
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Text of `tokens`, special ones written out."""
@@ -96,7 +118,7 @@ class TokenizerService:
     def _render(self, chat: ChatInput) -> str:
         if not self._tokenizer.chat_template:
             raise refusal("messages", "messages: this model has no chat template")
-        taken = sorted(_RESERVED & chat.extra.keys())
+        taken = sorted(self._reserved & chat.extra.keys())
         if taken:
             name = f"chat_template_kwargs.{taken[0]}"
             raise refusal(
@@ -110,6 +132,8 @@ class TokenizerService:
                 continue_final_message=chat.continue_final_message,
                 **chat.extra,
             )
-        except (TemplateError, TypeError, ValueError, KeyError, ArithmeticError) as problem:
+        except (TemplateError, ValueError) as problem:
             raise refusal("messages", capped(f"messages: {problem}")) from None
+        except (TypeError, AttributeError, LookupError, ArithmeticError):
+            raise refusal("messages", _BROKEN) from None
         return str(text)

@@ -1,8 +1,7 @@
 """From a checked body and its prompts to the engine's requests; sends nothing."""
 
-import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from scheduler.config import EngineConfig
@@ -19,9 +18,7 @@ from server.errors import overflow, refusal
 from server.protocol.generation import GenerationBody, SpeculationBody
 from server.text.stager import Stager, TextRules
 
-__all__ = ["Asked", "build_requests", "truncated"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["Asked", "build_requests", "check_width", "truncated"]
 
 OTHER_DOMAIN = "other"
 
@@ -50,13 +47,14 @@ def build_requests(
     """
     body, config = asked.body, serving.engine.config
     choices = body.n or 1
-    _check_width(len(asked.prompts) * choices, config)
     sampling = _sampling(asked, serving.vocabulary)
     speculation = _speculation(body.speculation or SpeculationBody(), config)
     stager = Stager(serving.tokenizer.pieces, _text_rules(body))
-    rules = [_stop_rules(asked, len(prompt), serving) for prompt in asked.prompts]
+    ends = _ends(body, serving)
+    context = config.max_model_len
+    rules = [_stop_rules(asked, len(prompt), context, ends) for prompt in asked.prompts]
     arrival = clock()
-    requests = [
+    return [
         Request(
             request_id=serving.engine.next_request_id(),
             choice=choice,
@@ -72,9 +70,6 @@ def build_requests(
         for prompt, rule in zip(asked.prompts, rules, strict=True)
         for choice in range(choices)
     ]
-    if body.seed is None:
-        logger.info("requests from %d on: seed=%d", requests[0].request_id, sampling.seed)
-    return requests
 
 
 def truncated(prompt: tuple[int, ...], body: GenerationBody, serving: Serving) -> tuple[int, ...]:
@@ -85,10 +80,17 @@ def truncated(prompt: tuple[int, ...], body: GenerationBody, serving: Serving) -
     return prompt[-(serving.engine.config.max_model_len - 1 if keep == -1 else keep) :]
 
 
-def _check_width(width: int, config: EngineConfig) -> None:
+def check_width(body: GenerationBody, prompts: int, config: EngineConfig) -> None:
+    """Raise ApiError (400) for more choices of `prompts` prompts than could ever wait and run.
+
+    To be asked before tokenizing, which is what costs time.
+    """
     most = config.max_waiting + config.max_requests
+    choices = body.n or 1
+    width = prompts * choices
     if width > most:
-        raise refusal("n", f"n: {width} choices in one request, this server takes {most}")
+        field = "prompt" if choices == 1 else "n"
+        raise refusal(field, f"{field}: {width} choices in one request, this server takes {most}")
 
 
 def _sampling(asked: Asked, vocabulary: int) -> SamplingParams:
@@ -112,12 +114,14 @@ def _given(value: float | None, default: float) -> float:
 
 
 def _logit_bias(biases: Mapping[str, float], vocabulary: int) -> dict[int, float]:
-    found = {}
+    found: dict[int, float] = {}
     for key, bias in biases.items():
         if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < vocabulary):
             raise refusal(
                 "logit_bias", f"logit_bias: {key[:40]!r} is no token id of 0..{vocabulary - 1}"
             )
+        if int(key) in found:
+            raise refusal("logit_bias", f"logit_bias: {key[:40]!r} names a token id a second time")
         found[int(key)] = float(bias)
     return found
 
@@ -151,13 +155,22 @@ def _text_rules(body: GenerationBody) -> TextRules:
     )
 
 
-def _stop_rules(asked: Asked, prompt_length: int, serving: Serving) -> StopRules:
+def _ends(body: GenerationBody, serving: Serving) -> frozenset[int]:
+    """The ids that end an answer. Raises ApiError when `min_tokens` would forbid all there are."""
+    field = "stop_token_ids"
+    own = frozenset(body.stop_token_ids or ())
+    _check_ids(field, own, serving.vocabulary)
+    ends = own if body.ignore_eos else own | serving.tokenizer.end_ids
+    if body.min_tokens and len(ends) >= serving.vocabulary:
+        raise refusal(field, f"{field}: with min_tokens={body.min_tokens} no token is left")
+    return ends
+
+
+def _stop_rules(asked: Asked, prompt_length: int, context: int, ends: frozenset[int]) -> StopRules:
     body = asked.body
-    max_tokens = _max_tokens(asked, prompt_length, serving.engine.config.max_model_len)
-    _check_ids("stop_token_ids", body.stop_token_ids or (), serving.vocabulary)
-    ends = frozenset() if body.ignore_eos else serving.tokenizer.end_ids
+    max_tokens = _max_tokens(asked, prompt_length, context)
     return StopRules(
-        token_ids=ends | frozenset(body.stop_token_ids or ()),
+        token_ids=ends,
         max_tokens=max_tokens,
         min_tokens=min(body.min_tokens or 0, max_tokens),
         include_stop=bool(body.include_stop_str_in_output),
@@ -179,7 +192,7 @@ def _max_tokens(asked: Asked, prompt_length: int, context: int) -> int:
     return room if most is None else min(most, room)
 
 
-def _check_ids(field: str, ids: Sequence[int], vocabulary: int) -> None:
+def _check_ids(field: str, ids: frozenset[int], vocabulary: int) -> None:
     for token in ids:
         if token >= vocabulary:
             raise refusal(field, f"{field}: {token} is no token id of 0..{vocabulary - 1}")

@@ -63,31 +63,9 @@ class ChatBody(GenerationBody):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    # Labels and hints that change nothing in what this server would do.
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-
-    audio: Unsupported = None
-    chat_template: Unsupported = None
-    documents: Unsupported = None
+    prompt: Unsupported = None
     echo: Annotated[object, only(False)] = None
     best_of: Annotated[object, only(1)] = None
-    function_call: Annotated[object, only("none")] = None
-    functions: Unsupported = None
-    mm_processor_kwargs: Unsupported = None
-    modalities: Annotated[object, only(["text"])] = None
-    moderation: Unsupported = None
-    prediction: Unsupported = None
-    reasoning_effort: Annotated[object, only("none")] = None
-    service_tier: Annotated[object, only("auto", "default")] = None
-    store: Annotated[object, only(False)] = None
-    tool_choice: Annotated[object, only("none")] = None
-    tools: Unsupported = None
-    verbosity: Annotated[object, only("medium")] = None
-    web_search_options: Unsupported = None
 
     @model_validator(mode="after")
     def _chat_fields_agree(self) -> Self:

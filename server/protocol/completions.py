@@ -5,7 +5,7 @@ from typing import Annotated, Self
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.protocol.fields import Count, Unsupported, disagreement, only
+from server.protocol.fields import Count, Unsupported, disagreement
 from server.protocol.generation import GenerationBody
 
 __all__ = ["CompletionBody", "Prompt"]
@@ -57,8 +57,13 @@ class CompletionBody(GenerationBody):
     best_of: Count | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    suffix: Annotated[object, only("")] = None
-    prompt_embeds: Unsupported = None
+
+    messages: Unsupported = None
+    max_completion_tokens: Unsupported = None
+    top_logprobs: Unsupported = None
+    add_generation_prompt: Unsupported = None
+    continue_final_message: Unsupported = None
+    chat_template_kwargs: Unsupported = None
 
     @model_validator(mode="after")
     def _completion_fields_agree(self) -> Self:

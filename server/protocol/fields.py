@@ -18,6 +18,7 @@ __all__ = [
 ]
 
 MAX_STOPS = 4
+MAX_STOP_CHARS = 1024
 INT64 = 1 << 63
 
 
@@ -59,7 +60,7 @@ Count = Annotated[int, Field(ge=1, lt=INT64)]
 TokenId = Annotated[int, Field(ge=0, lt=INT64)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 StopStrings = Annotated[
-    list[Annotated[str, Field(min_length=1)]],
+    list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]],
     Field(max_length=MAX_STOPS),
     BeforeValidator(_stop_strings, json_schema_input_type=str | list[str]),
 ]

@@ -1,6 +1,6 @@
 """The fields that /v1/completions and /v1/chat/completions have in common."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -19,11 +19,16 @@ __all__ = ["GenerationBody", "ResponseFormat", "SpeculationBody", "StreamOptions
 
 MAX_CHOICES = 128
 MAX_METADATA = 16
+MAX_STOP_IDS = 256
+MAX_BIASES = 1024
 
 
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
     Field(max_length=MAX_METADATA),
+]
+Biases = Annotated[
+    dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)
 ]
 
 
@@ -60,7 +65,7 @@ class GenerationBody(Body):
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stop: StopStrings | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     seed: Int64 | None = None
@@ -72,8 +77,9 @@ class GenerationBody(Body):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    # In single precision a much smaller one would make scores infinite.
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
+    logit_bias: Biases | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -87,6 +93,12 @@ class GenerationBody(Body):
 
     # No prefix is shared between requests, so that a salt has nothing to keep apart.
     cache_salt: str | None = None
+    # Labels and hints that change nothing in what this server would do.
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     add_special_tokens: bool | None = None
 
     allowed_token_ids: Unsupported = None
@@ -110,6 +122,24 @@ class GenerationBody(Body):
     thinking_token_budget: Unsupported = None
     stream_interval: Annotated[object, only(1)] = None
     lora_path: Unsupported = None
+    audio: Unsupported = None
+    chat_template: Unsupported = None
+    documents: Unsupported = None
+    function_call: Annotated[object, only("none")] = None
+    functions: Unsupported = None
+    mm_processor_kwargs: Unsupported = None
+    modalities: Annotated[object, only(["text"])] = None
+    moderation: Unsupported = None
+    prediction: Unsupported = None
+    prompt_embeds: Unsupported = None
+    reasoning_effort: Annotated[object, only("none")] = None
+    service_tier: Annotated[object, only("auto", "default")] = None
+    store: Annotated[object, only(False)] = None
+    suffix: Annotated[object, only("")] = None
+    tool_choice: Annotated[object, only("none")] = None
+    tools: Unsupported = None
+    verbosity: Annotated[object, only("medium")] = None
+    web_search_options: Unsupported = None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:

@@ -11,7 +11,7 @@ from server.protocol.chat import ChatBody
 from server.replies.piece import ReplyOptions
 from server.replies.writers import ChatWriter
 from server.tokenizer import ChatInput
-from server.translate import Asked, truncated
+from server.translate import Asked, check_width, truncated
 
 __all__ = ["chat_routes"]
 
@@ -25,7 +25,9 @@ def chat_routes(api: Api) -> APIRouter:
         """Answer a conversation."""
         body = await read_body(request, ChatBody, api.options.body_limit)
         serving, _ = served(api, body.model)
-        ids = await serving.tokenizer.chat(_input(body))
+        check_width(body, 1, serving.engine.config)
+        tokenizer = serving.tokenizer
+        ids = tokenizer.begun(await tokenizer.chat(_input(body)))
         field, most = _budget(body)
         top = (body.top_logprobs or 0) if body.logprobs else None
         asked = Asked(

@@ -11,7 +11,7 @@ from server.intake import read_body
 from server.protocol.completions import CompletionBody
 from server.replies.piece import ReplyOptions
 from server.replies.writers import CompletionWriter
-from server.translate import Asked, truncated
+from server.translate import Asked, check_width, truncated
 
 __all__ = ["completion_routes"]
 
@@ -27,6 +27,7 @@ def completion_routes(api: Api) -> APIRouter:
         """Continue each prompt."""
         body = await read_body(request, CompletionBody, api.options.body_limit)
         serving, _ = served(api, body.model)
+        check_width(body, len(body.prompt), serving.engine.config)
         asked = Asked(
             body=body,
             prompts=await _prompts(body, serving),
@@ -34,7 +35,7 @@ def completion_routes(api: Api) -> APIRouter:
             token_field="max_tokens",  # noqa: S106 - a field's name
             logprobs=body.logprobs,
         )
-        options = reply_options(asked, echo=_echo(asked, body, serving), top=body.logprobs)
+        options = reply_options(asked, echo=await _echo(asked, body, serving), top=body.logprobs)
         return await answer(api, request, asked, options, _writer)
 
     return router
@@ -44,10 +45,14 @@ async def _prompts(body: CompletionBody, serving: Serving) -> tuple[tuple[int, .
     """The ids of each prompt, in order, shortened if the body says so."""
     texts = [one for one in body.prompt if isinstance(one, str)]
     special = body.add_special_tokens is not False
-    encoded = iter(await serving.tokenizer.encode(texts, special=special))
+    tokenizer = serving.tokenizer
+    encoded = iter(await tokenizer.encode(texts, special=special))
     found = []
     for one in body.prompt:
-        ids = next(encoded) if isinstance(one, str) else _known(one, serving.vocabulary)
+        if isinstance(one, str):
+            ids = tokenizer.begun(next(encoded))
+        else:
+            ids = _known(one, serving.vocabulary)
         found.append(truncated(ids, body, serving))
     return tuple(found)
 
@@ -60,13 +65,13 @@ def _known(ids: tuple[int, ...], vocabulary: int) -> tuple[int, ...]:
     return ids
 
 
-def _echo(asked: Asked, body: CompletionBody, serving: Serving) -> list[str] | None:
+async def _echo(asked: Asked, body: CompletionBody, serving: Serving) -> list[str] | None:
     """The prompts as text: as they were sent, unless they were ids or were shortened."""
     if not body.echo:
         return None
     kept = body.truncate_prompt_tokens is None
     return [
-        one if isinstance(one, str) and kept else serving.tokenizer.decode(ids)
+        one if isinstance(one, str) and kept else await serving.tokenizer.text(ids)
         for one, ids in zip(body.prompt, asked.prompts, strict=True)
     ]
 

@@ -37,13 +37,7 @@ def model_routes(api: Api) -> APIRouter:
         """Ids of a prompt or of a rendered conversation."""
         body = await read_body(request, TokenizeBody, api.options.body_limit)
         serving, _ = served(api, body.model)
-        ids = await _ids(body, serving)
-        return {
-            "count": len(ids),
-            "max_model_len": serving.engine.config.max_model_len,
-            "tokens": ids,
-            "token_strs": serving.tokenizer.names(ids) if body.return_token_strs else None,
-        }
+        return await _tokenized(body, serving)
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> Json:
@@ -53,7 +47,7 @@ def model_routes(api: Api) -> APIRouter:
         if max(body.tokens, default=0) >= serving.vocabulary:
             limit = serving.vocabulary - 1
             raise refusal("tokens", f"tokens: not all are token ids of 0..{limit}")
-        return {"prompt": serving.tokenizer.decode(body.tokens)}
+        return {"prompt": await serving.tokenizer.text(body.tokens)}
 
     return router
 
@@ -67,6 +61,17 @@ def _card(serving: Serving, name: str) -> Json:
         "root": serving.root,
         "parent": None,
         "max_model_len": serving.engine.config.max_model_len,
+    }
+
+
+async def _tokenized(body: TokenizeBody, serving: Serving) -> Json:
+    ids = await _ids(body, serving)
+    spelled = await serving.tokenizer.spellings(ids) if body.return_token_strs else None
+    return {
+        "count": len(ids),
+        "max_model_len": serving.engine.config.max_model_len,
+        "tokens": ids,
+        "token_strs": spelled,
     }
 
 

@@ -20,11 +20,13 @@ def operation_routes(api: Api, page: MetricsPage) -> APIRouter:
     """The routes over `api`."""
     router = APIRouter()
 
+    @router.head("/health", include_in_schema=False)
     @router.get("/health")
     async def health() -> Response:
-        """200 while a restart would not help; 503 once the engine's loop has ended."""
+        """200 while a restart would not help; 503 once the engine's loop ended or hangs."""
         return Response(status_code=200 if api.backend.healthy else 503)
 
+    @router.head("/ready", include_in_schema=False)
     @router.get("/ready")
     async def ready() -> Response:
         """200 when requests are taken; 503 while loading or draining."""

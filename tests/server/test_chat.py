@@ -1,10 +1,15 @@
 """The body of /v1/chat/completions and what the template is given."""
 
+import asyncio
 import inspect
 
 import jinja2
 import pytest
 from transformers.utils import chat_template_utils
+
+from server.errors import ApiError
+from server.tokenizer import ChatInput, TokenizerService
+from tests.server.world import new_tokenizer
 
 PATH = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -134,6 +139,16 @@ def test_names_of_the_renderer_itself_are_refused(world, client):
             response = client.post(path, json=body)
             assert response.status_code == 400, name
             assert response.json()["error"]["param"] == f"chat_template_kwargs.{name}"
+
+
+def test_special_tokens_that_only_this_model_has_are_refused():
+    tokenizer = new_tokenizer()
+    tokenizer._set_model_specific_special_tokens({"picture_token": tokenizer.eos_token})
+    service = TokenizerService(tokenizer, frozenset())
+    chat = ChatInput(messages=HELLO, extra={"picture_token": "x"})
+    with pytest.raises(ApiError) as refused:
+        asyncio.run(service.chat(chat))
+    assert refused.value.problem.param == "chat_template_kwargs.picture_token"
 
 
 def test_variables_reach_the_template(world, client):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -77,9 +78,14 @@ def test_json_content_types(client, kind):
 
 
 def test_unknown_models_routes_and_methods(client):
-    for path in (COMPLETIONS, CHAT):
-        asked = {"model": "nobody", "prompt": "x", "messages": [{"role": "user", "content": "x"}]}
-        check(client.post(path, json=asked), 404, code="model_not_found", param="model")
+    messages = {"messages": [{"role": "user", "content": "x"}]}
+    for path, asked in ((COMPLETIONS, {"prompt": "x"}), (CHAT, messages)):
+        check(
+            client.post(path, json=asked | {"model": "nobody"}),
+            404,
+            code="model_not_found",
+            param="model",
+        )
     check(client.get("/v1/models/nobody"), 404, code="model_not_found", param="model")
     check(client.get("/v1/nothing"), 404, code="unknown_url")
     response = client.get(COMPLETIONS)
@@ -154,7 +160,13 @@ def test_a_full_queue_asks_to_come_back():
         running(max_requests=1, max_waiting=1) as world,
         httpx.Client(base_url=world.url, timeout=30) as client,
     ):
-        response = client.post(COMPLETIONS, json={"prompt": "x", "n": 2})
+        world.runner.open.clear()
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(httpx.post, world.url + COMPLETIONS, json={"prompt": "x"})
+            assert world.runner.waits()
+            response = client.post(COMPLETIONS, json={"prompt": "x", "n": 2})
+            world.runner.open.set()
+            assert first.result(20).status_code == 200
         check(response, 503, code="service_unavailable")
         assert int(response.headers["retry-after"]) >= 1
         check(client.post(COMPLETIONS, json={"prompt": "x", "n": 3}), 400, param="n")

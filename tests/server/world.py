@@ -35,6 +35,7 @@ from scheduler.scheduler import Book, Scheduler
 from server.api import Api, ApiOptions
 from server.app import create_app
 from server.backend import Backend, Serving
+from server.connection import Connection
 from server.outcomes import CallOutcome, OutcomeSink
 from server.tokenizer import TokenizerService
 
@@ -289,7 +290,7 @@ class _Process:
         app = create_app(
             api, metrics=lambda accept: (accept.encode(), "text/x"), outcomes=world.outcomes
         )
-        settings = {"lifespan": "off", "ws": "none", "log_config": None}
+        settings = {"lifespan": "off", "ws": "none", "log_config": None, "http": Connection}
         server = uvicorn.Server(uvicorn.Config(app, **settings))
         listener = socket.create_server(("127.0.0.1", 0))
         world.url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -36,6 +36,23 @@ def test_packed_products_have_float32_accuracy(count, stored):
 
 
 @needs_half
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("biased", [False, True])
+def test_large_weights_give_the_same_products_on_all_threads(threads, biased):
+    weight, bias = _weight(1024, 1024), torch.randn(1024) if biased else None
+    rows = torch.randn(5, 1024)
+    parts = [HalfLinear(part, None) for part in weight.split(256)]
+    expected = torch.cat([linear(rows, part) for part in parts], dim=1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = linear(rows, HalfLinear(weight, bias))
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(found, expected + (0.0 if bias is None else bias))
+
+
+@needs_half
 def test_bfloat16_values_below_half_precision_lose_at_most_the_stated_error():
     tiny = torch.logspace(-40, -4, 800, base=2.0).bfloat16().float().view(8, 100)
     assert packs_exactly(tiny)
