@@ -163,7 +163,7 @@ def test_logprobs_are_the_raw_model_s(subject, served):
 
 
 def test_nobody_pays_for_logprobs_that_nobody_asked_for(subject):
-    for plan, result in rounds(subject, *clients()[:0], request(1, max_tokens=20), request(2)):
+    for _, result in rounds(subject, *clients()[:0], request(1, max_tokens=20), request(2)):
         assert result.host_syncs == 1
         assert all(not each.logprobs for each in result.groups)
 
