@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --no-input --disable-pip-version-check
 TORCH_INDEX ?=
 PORT ?= 8000
 ARGS ?=
-PROOFS := $(wildcard tests/scheduler/sampling tests/proofs)
+PROOFS := tests/scheduler/sampling tests/scheduler/runtime/test_round.py tests/identity
 
 .PHONY: help env serve test check prove bench pair
 
