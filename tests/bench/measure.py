@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -96,6 +97,11 @@ def measure_pair(source: Source, options: Options) -> PairFigures:
     return asyncio.run(_measure(subject, imports, ready - started))
 
 
+def _shown(path_or_id: str) -> str:
+    """A model's name without the folders of one machine: its last two parts."""
+    return "/".join(Path(path_or_id).parts[-2:])
+
+
 async def _measure(subject: _Subject, imports: float, load_seconds: float) -> PairFigures:
     source, options, loaded = subject.source, subject.options, subject.loaded
     models = loaded.runner._pair  # the very forwards that the engine runs, to time them alone
@@ -112,8 +118,8 @@ async def _measure(subject: _Subject, imports: float, load_seconds: float) -> Pa
     capabilities = loaded.runner.capabilities()
     return PairFigures(
         name=source.name,
-        target=source.target,
-        draft=source.draft,
+        target=_shown(source.target),
+        draft=_shown(source.draft),
         target_dtype=capabilities.target.dtype,
         parameters=(
             capabilities.target.parameters,
