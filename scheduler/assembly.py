@@ -5,7 +5,7 @@ from collections.abc import Callable
 from scheduler.commit import FaultHook, Ledger, no_faults
 from scheduler.config import EngineConfig
 from scheduler.controller import Controller, FixedController
-from scheduler.coordinate import engine_coordinate
+from scheduler.coordinate import engine_manifest
 from scheduler.engine import Engine
 from scheduler.proposal import Proposer
 from scheduler.proposers.draft_model import DraftModelProposer
@@ -34,7 +34,7 @@ def build_engine(
         Book(config, Ledger(fault)),
         controller,
         {proposer.kind: proposer for proposer in proposers},
-        engine_coordinate(capabilities),
+        engine_manifest(capabilities),
     )
     return Engine(
         scheduler=scheduler,

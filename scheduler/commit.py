@@ -207,12 +207,15 @@ def check_postconditions(
 ) -> None:
     """Token identity of the output and of every committed row. Raises CommitRejected."""
     added = successor.tokens[state.kv_rows : successor.kv_rows]
+    emits = bool(record.emitted_token_ids)
+    retains = record.layout is Layout.RETAINED_FRONTIER
     checks = {
         "output": successor.tokens == state.tokens + record.emitted_token_ids,
         "kv_identity": record.committed_kv_token_ids == added,
         "kv_rows": successor.kv_rows == state.kv_rows + len(added),
-        "frontier": not record.emitted_token_ids or successor.decoding,
-        "kv_bound": successor.kv_rows < len(successor.tokens),
+        "start": not emits or not retains or state.retained,
+        "frontier": not emits or successor.decoding,
+        "kv_bound": successor.kv_rows < len(successor.tokens) + (retains and not emits),
         "accepted": record.accepted_draft_count <= len(record.emitted_token_ids),
         "generation": successor.generation == state.generation + 1,
         "expected_generation": record.expected_generation == state.generation,
@@ -236,6 +239,7 @@ class Ledger:
     def __init__(self, fault: FaultHook = no_faults) -> None:
         self._states: dict[int, RequestState] = {}
         self._last: dict[int, int] = {}
+        self._aborted: dict[int, int] = {}
         self._fault = fault
 
     def open(self, request_id: int, state: RequestState) -> None:
@@ -248,6 +252,7 @@ class Ledger:
         """Forget a finished request; a result that comes later is stale."""
         self._states.pop(request_id, None)
         self._last.pop(request_id, None)
+        self._aborted.pop(request_id, None)
 
     def state(self, request_id: int) -> RequestState | None:
         """The published state; None when the request is not open."""
@@ -259,17 +264,19 @@ class Ledger:
         return self._states
 
     def publish(self, staged: Staged) -> CommitOutcome:
-        """Compare and swap. REPLAYED when this round was published before, STALE when the state
-        has moved on or is gone; neither changes anything."""
+        """Compare and swap. REPLAYED when this round was published before, STALE when it was
+        aborted or when the state has moved on or is gone; none of these changes anything."""
         record = staged.record
         if self.has_published(record):
             return CommitOutcome.REPLAYED
-        self._fault(FaultPoint.BEFORE_PUBLICATION, record.request_id)
         state = self._states.get(record.request_id)
-        if state is None or state.generation != record.expected_generation:
+        if state is None or not self.awaits(
+            record.request_id, record.expected_generation, record.round_id
+        ):
             return CommitOutcome.STALE
         check_postconditions(state, record, staged.successor)
         advance(staged.phase, Phase.PUBLISHED)
+        self._fault(FaultPoint.BEFORE_PUBLICATION, record.request_id)
         self._states[record.request_id] = staged.successor
         self._last[record.request_id] = record.round_id
         self._fault(FaultPoint.AFTER_PUBLICATION, record.request_id)
@@ -278,6 +285,17 @@ class Ledger:
     def has_published(self, record: CommitRecord) -> bool:
         """Whether this round is the last that was published for its request."""
         return self._last.get(record.request_id) == record.round_id
+
+    def awaits(self, request_id: int, generation: int, round_id: int) -> bool:
+        """Whether a result of this round, planned at `generation`, may still be published."""
+        state = self._states.get(request_id)
+        current = state is not None and state.generation == generation
+        return current and round_id > self._aborted.get(request_id, 0)
+
+    def abort(self, request_id: int, round_id: int) -> None:
+        """End a round without publication: a result of it that comes later is stale. What the
+        runner kept for its successor may be gone by then."""
+        self._aborted[request_id] = round_id
 
     def replace(self, request_id: int, successor: RequestState) -> None:
         """Install the successor of a preemption: same output, next generation.

@@ -1,87 +1,143 @@
-"""The round coordinate: what a result must match to be committed (contract section 9)."""
+"""The round coordinate: what a result must match to be committed (contract section 9).
+
+A manifest is canonical JSON text: keys in one fixed order, no spaces, sets sorted. Parts that do
+not change are written once and spliced in. Knows records; nothing of where they come from.
+"""
 
 import hashlib
 import json
-from collections.abc import Iterable
-from dataclasses import fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields
 
-from scheduler.plan import DeviceDraft, Group, HostDraft, Layout
+from scheduler.plan import Coordinate, DeviceDraft, Group, HostDraft, Layout
 from scheduler.request import SamplingParams, StopRules
-from scheduler.runner import Capabilities, ModelIdentity
-
-_Record = ModelIdentity | HostDraft | DeviceDraft | SamplingParams | StopRules
+from scheduler.runner import Capabilities
+from scheduler.state import RequestState
 
 _DRAWS = "splitmix64 over (seed, choice, stream, position, offset)"
-_PROCESSORS = "bias, penalties, masks, temperature, top-k, top-p, min-p"
+_PROCESSORS = ("bias", "penalties", "masks", "temperature", "top-k", "top-p", "min-p")
 
 
-def engine_coordinate(capabilities: Capabilities) -> str:
-    """Digest of what is fixed for the engine's life: models, dtypes, device, software."""
-    manifest = {
-        "target": _plain(capabilities.target),
-        "draft": None if capabilities.draft is None else _plain(capabilities.draft),
-        "vocabulary": capabilities.vocabulary,
-        "positions": [capabilities.max_positions, capabilities.draft_max_positions],
-        "draws": _DRAWS,
-        "processors": _PROCESSORS,
-        "device": capabilities.device,
-        "software": capabilities.software,
-    }
-    return _sha256(manifest)
-
-
-def round_coordinate(
-    engine: str, round_id: int, layout: Layout, groups: Iterable[tuple[Group, str, str]]
-) -> str:
-    """Digest of one round: each group with the digests of its request's history and settings."""
-    manifest = {
-        "engine": engine,
-        "round": round_id,
-        "layout": layout.value,
-        "groups": [_group(*parts) for parts in groups],
-    }
-    return _sha256(manifest)
-
-
-def settings_coordinate(sampling: SamplingParams, stop: StopRules) -> str:
-    """Digest of what a request's rows are processed and cut by; made once, it never changes."""
-    return _sha256(
+def engine_manifest(capabilities: Capabilities) -> str:
+    """What is fixed for the engine's life: models, event space, numerics, device, software."""
+    return _canonical(
         {
-            "sampling": {**_plain(sampling), "logit_bias": sorted(sampling.logit_bias.items())},
-            "stop": {**_plain(stop), "token_ids": sorted(stop.token_ids)},
+            **asdict(capabilities),
+            "draws": _DRAWS,
+            "processors": {"target": _PROCESSORS, "draft": _PROCESSORS},
         }
     )
 
 
-def _group(group: Group, history: str, settings: str) -> dict[str, object]:
-    """Every field of the group; tokens, sampling and stop rules by their digests."""
-    return {
-        "request": group.request,
-        "generation": group.generation,
-        "tokens": [len(group.tokens), history],
-        "prompt_length": group.prompt_length,
-        "start": group.start,
-        "rows": group.rows,
-        "emits": group.emits,
-        "max_emit": group.max_emit,
-        "draft": _draft(group.draft),
-        "blocks": sorted((role.value, blocks) for role, blocks in group.blocks.items()),
-        "settings": settings,
-        "verifier": group.verifier.value,
-        "choice": group.choice,
-    }
+def settings_manifest(sampling: SamplingParams, stop: StopRules) -> str:
+    """What a request's rows are processed and cut by; made once, it never changes.
+
+    The bias and the stop ids may be long: they stand in it as digests.
+    """
+    return _canonical(
+        {
+            **_plain(sampling),
+            "logit_bias": digest_of(_canonical(sorted(sampling.logit_bias.items()))),
+            **_plain(stop),
+            "token_ids": digest_of(_canonical(sorted(stop.token_ids))),
+        }
+    )
 
 
-def _draft(draft: HostDraft | DeviceDraft | None) -> list[object]:
+def round_coordinate(
+    engine: str,
+    round_id: int,
+    layout: Layout,
+    groups: Iterable[tuple[Group, RequestState, str]],
+) -> Coordinate:
+    """The coordinate of one round: each group with the state that it starts from and the
+    `settings_manifest` of its request; `engine` is the `engine_manifest`."""
+    parts = ",".join(_group(*parts) for parts in groups)
+    head = f'"layout":"{layout.value}","round":{round_id}'
+    manifest = f'{{"engine":{engine},"groups":[{parts}],{head}}}'
+    return Coordinate(manifest=manifest, digest=digest_of(manifest))
+
+
+def digest_of(manifest: str) -> str:
+    """SHA-256 of a manifest, in hexadecimal."""
+    return hashlib.sha256(manifest.encode()).hexdigest()
+
+
+def difference(found: Coordinate, expected: Coordinate) -> str | None:
+    """The first field that differs, with both values; None when the coordinates are equal."""
+    if found.digest == expected.digest:
+        return None
+    return _first_difference("", _parsed(found), _parsed(expected)) or (
+        f"digest {found.digest[:12]}, expected {expected.digest[:12]}"
+    )
+
+
+def _group(group: Group, state: RequestState, settings: str) -> str:
+    """Every field of the group and of its start state; tokens by the digest of their history."""
+    manifest = _canonical(
+        {
+            "request": group.request,
+            "generation": group.generation,
+            "length": len(group.tokens),
+            "history": state.history,
+            "prompt_length": group.prompt_length,
+            "start": group.start,
+            "rows": group.rows,
+            "emits": group.emits,
+            "retains": group.retains,
+            "max_emit": group.max_emit,
+            "draft": _draft(group.draft),
+            "blocks": sorted((role.value, blocks) for role, blocks in group.blocks.items()),
+            "verifier": group.verifier.value,
+            "choice": group.choice,
+            "drawn": state.rng.consumed,
+        }
+    )
+    return f'{manifest[:-1]},"settings":{settings}}}'
+
+
+def _draft(draft: HostDraft | DeviceDraft | None) -> dict[str, object]:
     if draft is None:
-        return []
-    return [type(draft).__name__, _plain(draft)]
+        return {}
+    return {"kind": type(draft).__name__, **_plain(draft)}
 
 
-def _plain(record: _Record) -> dict[str, object]:
+def _plain(record: HostDraft | DeviceDraft | SamplingParams | StopRules) -> dict[str, object]:
     return {each.name: getattr(record, each.name) for each in fields(record)}
 
 
-def _sha256(manifest: object) -> str:
-    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+def _canonical(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), default=_refused)
+
+
+def _refused(value: object) -> object:
+    raise TypeError(f"{value!r} has no canonical form")
+
+
+def _parsed(coordinate: Coordinate) -> object:
+    value: object = json.loads(coordinate.manifest or "{}")
+    return value
+
+
+def _first_difference(path: str, found: object, expected: object) -> str | None:
+    """Walk two manifests in order; name the first leaf that differs."""
+    if isinstance(found, Mapping) and isinstance(expected, Mapping):
+        dot = "." if path else ""
+        pairs = [
+            (f"{path}{dot}{key}", found.get(key), expected.get(key))
+            for key in dict.fromkeys((*expected, *found))
+        ]
+    elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+        pairs = [
+            (f"{path}[{place}]", one, other)
+            for place, (one, other) in enumerate(zip(found, expected, strict=True))
+        ]
+    else:
+        same = found == expected and type(found) is type(expected)
+        return None if same else f"{path} {_shown(found)}, expected {_shown(expected)}"
+    return next(filter(None, (_first_difference(*each) for each in pairs)), None)
+
+
+def _shown(value: object) -> str:
+    text = _canonical(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -36,8 +36,8 @@ class Retry:
 class Entry:
     """One live request. Owned by the scheduler; `status` moves by `move` only.
 
-    `settings` names what never changes about the request in the round coordinate. `draft_rows` is
-    the draft ledger: rows in the draft's cache that are, by identity, a prefix of
+    `settings` is what never changes about the request in the round coordinate, as canonical JSON.
+    `draft_rows` is the draft ledger: rows in the draft's cache that are, by identity, a prefix of
     the published tokens. `failures` counts rounds that broke while this request was in them,
     `retry` is its share of the last of those.
     """

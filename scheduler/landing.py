@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from scheduler.commit import Decision, FaultHook, Staged, no_faults, stage
+from scheduler.coordinate import difference
 from scheduler.entry import Entry, Retry, policy_of
 from scheduler.errors import CommitRejected
 from scheduler.events import EmittedToken, Finish, Origin, OutputEvent
@@ -24,7 +25,7 @@ from scheduler.plan import (
 from scheduler.request import FinishReason, ProposerKind, Request
 from scheduler.scheduler import Book
 from scheduler.state import RequestState
-from scheduler.stats import CommitOutcome, FinishedStats, GroupStats, SpeculationStats
+from scheduler.stats import CommitOutcome, Evidence, FinishedStats, GroupStats, SpeculationStats
 
 logger = logging.getLogger(__name__)
 
@@ -61,12 +62,12 @@ def stage_round(
 
     Raises CommitRejected when the result is not of this plan.
     """
-    if (result.round_id, result.digest) != (plan.round_id, plan.digest):
-        raise CommitRejected(
-            f"stale result: round_id {result.round_id} with digest {result.digest[:12]}, expected "
-            f"{plan.round_id} with {plan.digest[:12]}"
-        )
-    coordinate = (plan.round_id, plan.layout, plan.digest)
+    if result.round_id != plan.round_id:
+        raise CommitRejected(f"stale result: round_id {result.round_id}, expected {plan.round_id}")
+    differs = difference(result.coordinate, plan.coordinate)
+    if differs is not None:
+        raise CommitRejected(f"stale result: {differs}")
+    coordinate = (plan.round_id, plan.layout, plan.coordinate.digest)
     return tuple(
         None if each.error else stage(coordinate, job.group, job.state, job.request, each, fault)
         for job, each in zip(jobs, result.groups, strict=True)
@@ -96,7 +97,7 @@ class Landing:
     ) -> Landed:
         """Publish each group by compare-and-swap; stale ones are counted and dropped."""
         parts = [
-            self._land_one(job, each, outcome, now)
+            self._land_one(job, each, outcome, now, result.round_id)
             for job, each, outcome in zip(jobs, staged, result.groups, strict=True)
         ]
         return Landed(
@@ -109,13 +110,14 @@ class Landing:
     def fail(self, plan: RoundPlan, now: float, message: str) -> Landed:
         """A round broke. Nothing of it was published: each request gets one more try, alone; a
         request that broke a round alone ends with an error."""
-        alive = [group for group in plan.groups if group.request in self._book.entries]
+        awaits = self._book.ledger.awaits
+        alive = [g for g in plan.groups if awaits(g.request, g.generation, plan.round_id)]
         stats, ends = [], []
         for group in alive:
             entry = self._book.entries[group.request]
             job = Job(group, self._book.state(entry), entry.request)
             stats.append(_nothing_published(job, CommitOutcome.ABORTED))
-            _note_failure(entry, group)
+            self._abort(entry, group, plan.round_id)
             if len(plan.groups) == 1 and entry.failures > 1:
                 ends.append(self._finish(entry, FinishReason.ERROR, now, error=message))
         return Landed(
@@ -131,16 +133,25 @@ class Landing:
         self._book.close(entry)
         return _finished(entry, FinishReason.ABORT, length, now)
 
-    def _land_one(self, job: Job, staged: Staged | None, result: GroupResult, now: float) -> Landed:
+    def _abort(self, entry: Entry, group: Group, round_id: int) -> None:
+        """The round is over for this request; its share of it is to be run again."""
+        self._book.ledger.abort(group.request, round_id)
+        entry.failures += 1
+        entry.retry = Retry(rows=group.rows, draft=group.draft)
+
+    def _land_one(
+        self, job: Job, staged: Staged | None, result: GroupResult, now: float, round_id: int
+    ) -> Landed:
         entry = self._book.entries.get(job.group.request)
         if staged is None:
-            return self._land_error(job, entry, result, now)
+            return self._land_error(job, entry, result, now, round_id)
         outcome = self._publish(staged)
         stats = _group_stats(job, staged, outcome)
         if entry is None or outcome in {CommitOutcome.STALE, CommitOutcome.REPLAYED}:
             return Landed((), (stats,), (), ())
         if outcome is CommitOutcome.ABORTED:
-            return self._land_fault(job, entry, stats, now)
+            self._abort(entry, job.group, round_id)
+            return self._land_fault(entry, stats, now)
         itl = _update(entry, job, staged, stats, now)
         decision = staged.decision
         if decision.text is None:
@@ -167,17 +178,20 @@ class Landing:
         published = self._book.ledger.has_published(staged.record)
         return CommitOutcome.PUBLISHED if published else CommitOutcome.ABORTED
 
-    def _land_fault(self, job: Job, entry: Entry, stats: GroupStats, now: float) -> Landed:
+    def _land_fault(self, entry: Entry, stats: GroupStats, now: float) -> Landed:
         """One group could not be published: once more, then an error."""
-        _note_failure(entry, job.group)
         if entry.failures == 1:
             return Landed((), (stats,), (), ())
         message = "the output could not be committed"
         event, finished = self._finish(entry, FinishReason.ERROR, now, error=message)
         return Landed((event,), (stats,), (finished,), ())
 
-    def _land_error(self, job: Job, entry: Entry | None, result: GroupResult, now: float) -> Landed:
-        if entry is None or self._book.state(entry).generation != job.group.generation:
+    def _land_error(
+        self, job: Job, entry: Entry | None, result: GroupResult, now: float, round_id: int
+    ) -> Landed:
+        group = job.group
+        current = self._book.ledger.awaits(group.request, group.generation, round_id)
+        if entry is None or not current:
             return Landed((), (_nothing_published(job, CommitOutcome.STALE),), (), ())
         message = result.error or "the round gave no usable law"
         event, finished = self._finish(entry, FinishReason.ERROR, now, error=message)
@@ -226,9 +240,9 @@ def emitted(job: Job, staged: Staged) -> tuple[EmittedToken, ...]:
 def draft_rows_after(group: Group, result: GroupResult, tokens: tuple[int, ...]) -> int:
     """The draft ledger after a round: the rows that are, by identity, a prefix of `tokens`.
 
-    None count when a draft row had no law: the runner has cleared that cache.
+    None count when the cache was lost: a draft row had no law, and the runner has cleared it.
     """
-    if not isinstance(group.draft, DeviceDraft) or len(result.outcomes) < group.draft.depth:
+    if not isinstance(group.draft, DeviceDraft) or result.draft_lost:
         return 0
     rows = group.draft.rows
     limit = len(tokens) - 1
@@ -237,11 +251,6 @@ def draft_rows_after(group: Group, result: GroupResult, tokens: tuple[int, ...])
             break
         rows += 1
     return rows
-
-
-def _note_failure(entry: Entry, group: Group) -> None:
-    entry.failures += 1
-    entry.retry = Retry(rows=group.rows, draft=group.draft)
 
 
 def _update(
@@ -284,18 +293,40 @@ def _speculation(decision: Decision, result: GroupResult) -> SpeculationStats | 
     )
 
 
+def _evidence(decision: Decision, result: GroupResult) -> Evidence | None:
+    if decision.terminal is None:
+        return None
+    cut = decision.terminal is TerminalKind.STOP
+    return Evidence(
+        generation=result.generation,
+        verified=result.accepted,
+        outcomes=result.outcomes,
+        terminal_token=None if cut else decision.emitted[-1],
+        fallback=result.fallback,
+    )
+
+
 def _group_stats(job: Job, staged: Staged, outcome: CommitOutcome) -> GroupStats:
     stats = _nothing_published(job, outcome)
+    if outcome is CommitOutcome.REPLAYED:
+        return stats
+    stats = replace(stats, evidence=_evidence(staged.decision, staged.result))
     if outcome is not CommitOutcome.PUBLISHED:
         return stats
     group, decision = job.group, staged.decision
     return replace(
         stats,
         committed=len(decision.emitted),
-        prefilled=group.rows - 1 if group.emits else group.rows,
+        prefilled=_prefilled(group),
         terminal=decision.terminal,
         speculation=_speculation(decision, staged.result),
     )
+
+
+def _prefilled(group: Group) -> int:
+    """Target rows of a group besides its frontier's and its drafts'."""
+    frontier = group.retains or (group.emits and group.rows > 0)
+    return group.rows - frontier
 
 
 def _nothing_published(job: Job, outcome: CommitOutcome) -> GroupStats:

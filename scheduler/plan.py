@@ -19,9 +19,15 @@ class Role(Enum):
 
 
 class Layout(Enum):
-    """Where the frontier's K/V row stands between rounds (contract section 4)."""
+    """Where the frontier's K/V row stands between rounds (contract section 4).
+
+    With REPLAY_FRONTIER a round replays the frontier as its first target row. With
+    RETAINED_FRONTIER the row is appended by a round of its own, whose last logits the runner keeps
+    as the first row of the next verification.
+    """
 
     REPLAY_FRONTIER = "replay_frontier"
+    RETAINED_FRONTIER = "retained_frontier"
 
 
 class TerminalKind(Enum):
@@ -46,11 +52,14 @@ class DeviceDraft:
 
     The draft's cache holds rows for the first `rows` tokens of the request; its first step takes
     `len(tokens) - rows` rows (lag + 1). `depth` 0 only catches up, `catch_up` rows at most.
+    Drafting ends before the first token whose row gives no token at least `min_confidence`: the
+    row is looked at before anything is drawn from it (contract section 3).
     """
 
     depth: int
     rows: int
     catch_up: int
+    min_confidence: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +67,11 @@ class Group:
     """One request's share of the packed target call.
 
     `tokens` is the whole published sequence O of length T. The target's rows are
-    `tokens[start : start + rows]`, then the drafts. `emits` is true when they reach the frontier:
-    then a prefix of the drafts and one terminal are decided. RNG draws are keyed by T.
-    `max_emit` is the number of tokens that may still come out.
+    `tokens[start : start + rows]`, then the drafts. `emits` is true when a prefix of the drafts and
+    one terminal are to be decided: the rows reach the frontier, or (retained layout, `rows` 0) its
+    logits are held by the runner. `retains` is true when the last row's logits are to be held for
+    the next generation. RNG draws are keyed by T. `max_emit` is the number of tokens that may
+    still come out.
     """
 
     request: int
@@ -70,6 +81,7 @@ class Group:
     start: int
     rows: int
     emits: bool
+    retains: bool = False
     max_emit: int
     draft: HostDraft | DeviceDraft | None
     blocks: Mapping[Role, tuple[int, ...]]
@@ -80,13 +92,23 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Coordinate:
+    """The round coordinate (contract section 9): canonical JSON, and its SHA-256."""
+
+    manifest: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundPlan:
-    """One round of the whole engine. `digest` names the round coordinate (contract section 9)."""
+    """One round of the whole engine. `held` are the requests whose retained row the runner keeps;
+    all other rows that it holds may go."""
 
     round_id: int
     layout: Layout
     groups: tuple[Group, ...]
-    digest: str = ""
+    coordinate: Coordinate
+    held: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +127,9 @@ class DraftOutcome:
     """What verification saw at one draft position, reached or not.
 
     `uniform` is None for rules that consume none (greedy, shared-noise). `mass` over `base` is
-    the low-variance estimate of the reach acceptance of contract section 10.
+    the low-variance estimate of the reach acceptance of contract section 10. For the acceptance
+    log, where the runner can tell: `bound`, the test is uniform < bound (0 or 1 where there is no
+    uniform), and `choice`, the target's own token at this place where the rule compares tokens.
     """
 
     token: int
@@ -114,6 +138,8 @@ class DraftOutcome:
     uniform: float | None
     mass: float
     base: float
+    bound: float | None = None
+    choice: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +149,10 @@ class GroupResult:
     `written` are the ids whose K/V rows the target call wrote, from position `start` on.
     `emitted` is the accepted prefix and the terminal. `outcomes` has one entry a drafted token;
     positions 0 .. accepted (the first rejection included) were reached. `draft_written` are the
-    ids of the draft's own new rows, from its `rows` on. `error` is set when the row law was
-    unusable (NaN, or nothing left to draw): then nothing was emitted.
+    ids of the draft's own new rows, from its `rows` on; `draft_lost` says that its cache had to be
+    cleared; `fallback` that the terminal's residual had no mass, and it was drawn from the target's
+    row. `error` is set when the row law was unusable (NaN, or nothing left to draw): then nothing
+    was emitted.
     """
 
     request: int
@@ -136,6 +164,8 @@ class GroupResult:
     outcomes: tuple[DraftOutcome, ...]
     draft_written: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
+    draft_lost: bool = False
+    fallback: bool = False
     error: str | None = None
 
 
@@ -154,7 +184,7 @@ class RoundResult:
     """What a runner returns for a plan. `target_rows` and `draft_rows` count packed rows."""
 
     round_id: int
-    digest: str
+    coordinate: Coordinate
     groups: tuple[GroupResult, ...]
     timings: RoundTimings
     target_rows: int
@@ -168,7 +198,7 @@ def nothing_run(plan: RoundPlan) -> RoundResult:
     """What is reported for a round that broke: no rows, no time inside the model."""
     return RoundResult(
         round_id=plan.round_id,
-        digest=plan.digest,
+        coordinate=plan.coordinate,
         groups=(),
         timings=RoundTimings(draft=0.0, verify=0.0, decide=0.0, forward=0.0),
         target_rows=0,

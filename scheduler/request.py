@@ -68,9 +68,13 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """How a request is drafted. `k` None leaves the choice to the controller; 0 drafts nothing."""
+    """How a request is drafted. `k` None leaves the choice to the controller; 0 drafts nothing.
+
+    Drafting ends before a token of which the draft model is less sure than `min_confidence`.
+    """
 
     k: int | None = None
+    min_confidence: float = 0.0
     verifier: Verifier = Verifier.TOKEN
     proposer: ProposerKind = ProposerKind.DRAFT_MODEL
 

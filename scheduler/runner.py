@@ -15,11 +15,16 @@ class ModelIdentity:
     architecture: str
     dtype: str
     parameters: int
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a runner was built with. `draft` is None when no draft model is loaded."""
+    """What a runner was built with. `draft` is None when no draft model is loaded.
+
+    `event_space` is a digest of what each of the `vocabulary` ids means, `mapping` how draft ids
+    become target ids, `numerics` how a row's arithmetic depends on the rows beside it.
+    """
 
     target: ModelIdentity
     draft: ModelIdentity | None
@@ -28,6 +33,9 @@ class Capabilities:
     draft_max_positions: int
     device: str
     software: str
+    event_space: str = ""
+    mapping: str = "identity"
+    numerics: str = "plain"
 
 
 class ModelRunner(Protocol):

@@ -11,11 +11,11 @@ from scheduler.admission import BlockTables, victim
 from scheduler.commit import Ledger
 from scheduler.config import EngineConfig
 from scheduler.controller import Controller, DraftView, LoadView
-from scheduler.coordinate import round_coordinate, settings_coordinate
+from scheduler.coordinate import round_coordinate, settings_manifest
 from scheduler.entry import Counters, Entry, policy_of
 from scheduler.errors import ContextOverflow, EngineBusy, RequestRefused
 from scheduler.lifecycle import Event, Status
-from scheduler.plan import DeviceDraft, Group, HostDraft, Role, RoundPlan
+from scheduler.plan import DeviceDraft, Group, HostDraft, Layout, Role, RoundPlan
 from scheduler.proposal import Proposer, RequestView
 from scheduler.request import ProposerKind, Request
 from scheduler.state import RequestState, RngState, initial_state, preempted
@@ -24,16 +24,17 @@ from scheduler.stats import LoadStats
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Target rows given to one request in the coming round, before its drafts are chosen."""
+    """Target rows given to one request in the coming round, before its drafts are chosen.
+
+    Rows that reach the frontier emit; in the retained layout their logits are retained, and the
+    request emits in a round that gives it no rows.
+    """
 
     entry: Entry
     state: RequestState
     rows: int
-
-    @property
-    def emits(self) -> bool:
-        """Whether the rows reach the frontier."""
-        return self.state.kv_rows + self.rows == len(self.state.tokens)
+    emits: bool
+    retains: bool
 
 
 class Book:
@@ -57,7 +58,7 @@ class Book:
         entry = Entry(
             request=request,
             counters=Counters(histogram=[0] * (self.config.k_max + 1)),
-            settings=settings_coordinate(request.sampling, request.stop),
+            settings=settings_manifest(request.sampling, request.stop),
         )
         rng = RngState(seed=request.sampling.seed, choice=request.choice)
         start = initial_state(request.prompt, rng, request.text.start())
@@ -106,7 +107,7 @@ class Book:
 class Scheduler:
     """Turns the book into round plans.
 
-    `coordinate` is the digest of `coordinate.engine_coordinate`. Rounds are numbered from 1.
+    `engine` is the text of `coordinate.engine_manifest`. Rounds are numbered from 1.
     """
 
     def __init__(
@@ -114,13 +115,13 @@ class Scheduler:
         book: Book,
         controller: Controller,
         proposers: Mapping[ProposerKind, Proposer],
-        coordinate: str,
+        engine: str,
     ) -> None:
         self.book = book
         self._config = book.config
         self._controller = controller
         self._proposers = proposers
-        self._coordinate = coordinate
+        self._engine = engine
         self._rounds = 0
 
     def check(self, requests: Iterable[Request]) -> None:
@@ -156,32 +157,41 @@ class Scheduler:
         groups = tuple(self._group(share, drafts.get(_id(share.entry))) for share in shares)
         self._rounds += 1
         parts = [
-            (group, share.state.history, share.entry.settings)
+            (group, share.state, share.entry.settings)
             for group, share in zip(groups, shares, strict=True)
         ]
-        digest = round_coordinate(self._coordinate, self._rounds, self._config.layout, parts)
+        layout = self._config.layout
         return RoundPlan(
-            round_id=self._rounds, layout=self._config.layout, groups=groups, digest=digest
+            round_id=self._rounds,
+            layout=layout,
+            groups=groups,
+            coordinate=round_coordinate(self._engine, self._rounds, layout, parts),
+            held=frozenset(_id(e) for e in self.book.running if self.book.state(e).retained),
         )
 
     def _shares(self, now: float) -> list[Share]:
         """Rows for running requests (decoding ones first), then for new ones."""
         for entry in self.book.running:
             if entry.retry is not None:  # alone, and with the blocks that it holds already
-                return [Share(entry, self.book.state(entry), entry.retry.rows)]
+                return [self._share(entry, self.book.state(entry), entry.retry.rows)]
         before = self.book.preemptions
-        decoding = [e for e in self.book.running if self.book.state(e).decoding]
+        decoding = [e for e in self.book.running if self.book.state(e).prefilled]
         shares = self._grant(decoding, self._config.max_batched_tokens)
-        spare = self._config.max_batched_tokens - len(shares)
+        spare = self._config.max_batched_tokens - sum(share.rows for share in shares)
         # Drafts yield to prefill before prefill starves: at least half of what is left is for it.
         budget = max(spare - sum(self._wanted(share) for share in shares), spare // 2)
-        prefilling = [e for e in self.book.running if not self.book.state(e).decoding]
+        prefilling = [e for e in self.book.running if not self.book.state(e).prefilled]
         shares += self._grant(prefilling, budget)
         budget -= sum(share.rows for share in shares if share.entry in prefilling)
         if self.book.preemptions == before:
             shares += self._admit(budget, now)
         alive = self.book.running
         return [share for share in shares if share.entry in alive]
+
+    def _share(self, entry: Entry, state: RequestState, rows: int) -> Share:
+        reaches = state.kv_rows + rows == len(state.tokens)
+        retains = reaches and rows > 0 and self._config.layout is Layout.RETAINED_FRONTIER
+        return Share(entry, state, rows, emits=reaches and not retains, retains=retains)
 
     def _wanted(self, share: Share) -> int:
         asked = share.entry.request.speculation.k
@@ -195,10 +205,10 @@ class Scheduler:
                 continue
             state = self.book.state(entry)
             rows = min(len(state.tokens) - state.kv_rows, budget)
-            if rows <= 0:
+            if rows <= 0 and not state.retained:
                 break
             if self._make_room(entry, state.kv_rows + rows):
-                shares.append(Share(entry, state, rows))
+                shares.append(self._share(entry, state, rows))
                 budget -= rows
         return shares
 
@@ -229,7 +239,8 @@ class Scheduler:
     def _room(self, share: Share) -> int:
         """The longest draft that is any use: the terminal takes one token of the budget."""
         request = share.entry.request
-        if share.rows > 1 or not share.emits:
+        fresh = share.rows > 1 or (share.state.retained and not share.state.emitted)
+        if fresh or not share.emits:
             return 0  # the first token waits for nothing: drafts start with the second
         room = min(self._config.k_max, request.stop.max_tokens - share.state.emitted - 1)
         if request.speculation.proposer is ProposerKind.DRAFT_MODEL:
@@ -283,6 +294,7 @@ class Scheduler:
             tokens=tokens,
             draft_rows=entry.draft_rows,
             row_budget=draft_budget,
+            min_confidence=entry.request.speculation.min_confidence,
         )
         draft = proposer.propose(view, k)
         if isinstance(draft, DeviceDraft):
@@ -304,6 +316,7 @@ class Scheduler:
             start=state.kv_rows,
             rows=share.rows,
             emits=share.emits,
+            retains=share.retains,
             max_emit=request.stop.max_tokens - state.emitted,
             draft=draft,
             blocks=dict(share.entry.blocks),

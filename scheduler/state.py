@@ -27,7 +27,9 @@ class RequestState:
 
     `kv_rows` counts the target rows committed for `tokens[:kv_rows]`, by identity: every commit
     compares the ids it adds. While the request decodes, `kv_rows == len(tokens) - 1` and the
-    frontier is `tokens[-1]`; during prefill it is less. `text` is the stop automaton and
+    frontier is `tokens[-1]`; during prefill it is less. In the retained layout an append makes it
+    `len(tokens)`: then there is no frontier, and the runner holds the logits of the row that was
+    one, by (request, generation). `text` is the stop automaton and
     detokenizer, `history` the digest of all that stateful processors have seen (they are pure
     replays of O). `generation` grows with every publication and preemption.
     """
@@ -41,9 +43,10 @@ class RequestState:
     generation: int = 0
 
     @property
-    def frontier(self) -> int:
-        """F: emitted (or the last of the prompt), but without a committed target row."""
-        return self.tokens[-1]
+    def frontier(self) -> int | None:
+        """F: emitted (or the last of the prompt), but without a committed target row; None when
+        its row is committed and its logits are retained."""
+        return None if self.retained else self.tokens[-1]
 
     @property
     def emitted(self) -> int:
@@ -54,6 +57,16 @@ class RequestState:
     def decoding(self) -> bool:
         """Whether all rows but the frontier's are committed."""
         return self.kv_rows == len(self.tokens) - 1
+
+    @property
+    def retained(self) -> bool:
+        """Whether the frontier's row is committed and its logits are held by the runner."""
+        return self.kv_rows == len(self.tokens)
+
+    @property
+    def prefilled(self) -> bool:
+        """Whether at most the frontier's row is missing."""
+        return self.kv_rows >= len(self.tokens) - 1
 
 
 def extend_history(history: str, token_ids: tuple[int, ...]) -> str:

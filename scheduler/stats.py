@@ -5,7 +5,7 @@ from enum import Enum
 from typing import Protocol
 
 from scheduler.events import RequestStats
-from scheduler.plan import RoundTimings, TerminalKind
+from scheduler.plan import DraftOutcome, RoundTimings, TerminalKind
 from scheduler.request import FinishReason, ProposerKind
 
 
@@ -44,8 +44,25 @@ class SpeculationStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What one request's round was decided by, for the acceptance log.
+
+    `verified` counts the drafts that verification accepted, before any cut. `outcomes` has one
+    entry a draft, reached or not. `terminal_token` is None where the cut took it. `fallback`: the
+    terminal's residual had no mass, and it was drawn from the target's row.
+    """
+
+    generation: int
+    verified: int
+    outcomes: tuple[DraftOutcome, ...]
+    terminal_token: int | None
+    fallback: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStats:
-    """One request's share of a round. `speculation` is None where nothing was drafted."""
+    """One request's share of a round. `speculation` is None where nothing was drafted, `evidence`
+    where nothing was decided; a round that was decided but not published has the latter."""
 
     request: int
     outcome: CommitOutcome
@@ -57,6 +74,7 @@ class GroupStats:
     prefilled: int
     terminal: TerminalKind | None
     speculation: SpeculationStats | None
+    evidence: Evidence | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

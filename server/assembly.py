@@ -3,7 +3,6 @@
 Loading blocks and belongs in a thread; the rest belongs to the event loop.
 """
 
-import hashlib
 import time
 from dataclasses import dataclass
 
@@ -13,9 +12,10 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 from deploy.pair import DRAFT, TARGET
 from scheduler import assembly
 from scheduler.config import EngineConfig
-from scheduler.coordinate import engine_coordinate
+from scheduler.coordinate import digest_of, engine_manifest
 from scheduler.engine import Engine
 from scheduler.errors import ConfigRefused, ModelRefused
+from scheduler.plan import Layout
 from scheduler.request import (
     ProposerKind,
     Request,
@@ -77,6 +77,7 @@ def build_runner(settings: Settings) -> LoadedPair:
         max_requests=settings.max_requests,
         kv_bytes=settings.kv_memory,
         block_size=settings.block_size,
+        batch_invariant=settings.batch_invariant,
     )
     return create_runner(options, time.monotonic)
 
@@ -88,8 +89,8 @@ def build_engine(loaded: Loaded, sink: StatsSink) -> Engine:
 
 def serving_over(engine: Engine, loaded: Loaded, settings: Settings) -> Serving:
     """What the HTTP side needs of a started engine."""
-    identity = engine_coordinate(loaded.pair.runner.capabilities()) + repr(loaded.config)
-    digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
+    manifest = engine_manifest(loaded.pair.runner.capabilities())
+    digest = digest_of(manifest + repr(loaded.config))[:8]
     return Serving(
         engine=engine,
         tokenizer=loaded.tokenizer,
@@ -172,6 +173,7 @@ def _engine_config(settings: Settings, pair: LoadedPair) -> EngineConfig:
         max_waiting=settings.max_waiting,
         k=settings.draft_length,
         k_max=settings.longest_draft,
+        layout=Layout(settings.layout),
         verifier=Verifier(settings.verifier),
         proposer=_proposer(settings, has_draft=pair.draft_pool is not None),
         target_pool=pair.target_pool,

@@ -86,6 +86,10 @@ class Settings(BaseSettings):
     pack_weights: bool = Field(
         True, description="read 16-bit weights packed on a CPU where that changes no product"
     )
+    batch_invariant: bool = Field(
+        False,
+        description="give each row the same bits whatever shares its batch: slower, on a CPU only",
+    )
     threads: Count | None = Field(
         None,
         description="threads of one tensor operation on the CPU (default: the cores of this "
@@ -102,6 +106,10 @@ class Settings(BaseSettings):
     k_max: Annotated[int, Field(ge=0)] | None = Field(
         None, description="longest draft that a request may ask for (default: 8, or k if longer)"
     )
+    layout: Literal["replay_frontier", "retained_frontier"] = Field(
+        "replay_frontier",
+        description="whether a round replays the frontier's row or an append of its own retains it",
+    )
     verifier: Literal["token", "block", "shared-noise"] = Field(
         "token", description="acceptance rule of requests that name none"
     )
@@ -117,6 +125,13 @@ class Settings(BaseSettings):
     )
     body_limit: ByteSize = Field(ByteSize(8 << 20), ge=1, description="largest request body")
     domains: Names = Field((), description="values of metadata.domain kept as telemetry labels")
+    acceptance_log: Path | None = Field(
+        None, description="file that gets a record of every draft position that was reached"
+    )
+    acceptance_log_bytes: ByteSize = Field(
+        ByteSize(64 << 20), ge=1 << 16, description="size at which that file makes room for another"
+    )
+    acceptance_log_files: Count = Field(4, description="such files that are kept, the open one too")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least severe messages that are logged"
     )
@@ -148,6 +163,15 @@ class Settings(BaseSettings):
         if len(set(names)) != len(names):
             raise ValueError("the same name twice")
         return names
+
+    @field_validator("acceptance_log")
+    @classmethod
+    def _place_for_a_log(cls, path: Path | None) -> Path | None:
+        if path is not None and path.exists() and not path.is_file():
+            raise ValueError("not a regular file")
+        if path is not None and not path.parent.is_dir():
+            raise ValueError("its folder does not exist")
+        return path
 
     @model_validator(mode="after")
     def _draft_lengths_fit(self) -> Self:

@@ -134,7 +134,12 @@ def _speculation(asked: SpeculationBody, config: EngineConfig) -> Speculation:
     if length is not None and length > config.k_max:
         name = "speculation.k"
         raise refusal(name, f"{name}: {length} is more than this server's {config.k_max}")
-    return Speculation(k=length, verifier=verifier, proposer=_proposer(asked.proposer, config))
+    return Speculation(
+        k=length,
+        min_confidence=asked.min_confidence or 0.0,
+        verifier=verifier,
+        proposer=_proposer(asked.proposer, config),
+    )
 
 
 def _proposer(asked: str | None, config: EngineConfig) -> ProposerKind:

@@ -17,7 +17,12 @@ class DraftModelProposer:
             return None
         if pending > view.row_budget:
             return DeviceDraft(depth=0, rows=view.draft_rows, catch_up=view.row_budget)
-        return DeviceDraft(depth=k, rows=view.draft_rows, catch_up=pending)
+        return DeviceDraft(
+            depth=k,
+            rows=view.draft_rows,
+            catch_up=pending,
+            min_confidence=view.min_confidence,
+        )
 
     def release(self, request: int) -> None:
         """It keeps nothing about a request: the ledger of draft rows is the scheduler's."""

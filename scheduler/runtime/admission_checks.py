@@ -3,6 +3,7 @@
 It compares tokenizers and logit widths (contract section 9). It knows nothing of weights.
 """
 
+import hashlib
 import json
 from dataclasses import dataclass
 
@@ -48,6 +49,17 @@ def check_pair(
         target_padding=target_vocabulary - tokens,
         draft_padding=draft_vocabulary - tokens,
     )
+
+
+def event_space_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+    """SHA-256 of what `check_pair` compares: equal digests mean equal events for equal ids."""
+    events = {
+        "tokens": sorted((number, token) for token, number in tokenizer.get_vocab().items()),
+        "added": sorted((n, repr(token)) for n, token in tokenizer.added_tokens_decoder.items()),
+        "stages": _stages(tokenizer),
+    }
+    text = json.dumps(events, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _check_tokens(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> int:

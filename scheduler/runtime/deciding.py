@@ -1,11 +1,12 @@
 """Accept or reject: from target logits and drafts to one verdict a request, still on the device."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from scheduler.plan import Group
 from scheduler.request import Verifier
@@ -13,7 +14,7 @@ from scheduler.runtime.drafting import Drafted
 from scheduler.runtime.draws import RoundDraws, by_noise, by_ratio
 from scheduler.runtime.laws import RowLaws
 from scheduler.sampling.draw import race
-from scheduler.sampling.processors import filtered, greedy_choice, law, usable
+from scheduler.sampling.processors import filtered, greedy_choice, usable
 from scheduler.sampling.verify import (
     DraftBatch,
     Verdict,
@@ -47,10 +48,12 @@ def target_rows(depths: Sequence[int]) -> Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
-    """A verdict for all G emitters in one table, and whether each one's rows had a law [G]."""
+    """A verdict for all G emitters in one table. `sound` [G]: whether each one's rows had a law,
+    up to the terminal's; `whole` [G]: whether all its rows had."""
 
     verdict: Verdict
     sound: Tensor
+    whole: Tensor
 
 
 def decide(
@@ -67,9 +70,10 @@ def decide(
     greedy = all(group.sampling.greedy for group in groups)
     if greedy:
         verdict = verify_match(batch, greedy_choice(processed))
-        return Decided(verdict=verdict, sound=_sound(processed, batch, verdict))
+        return _decided(verdict, batch, usable(processed))
     kept = filtered(processed, laws.settings(rows.emitters))
-    p = law(kept)
+    good = usable(kept)
+    p = laws.to_law(kept)
     q = p.new_zeros(0, p.shape[1]) if drafted.laws is None else drafted.laws.to(p.dtype)
     families = _families(groups)
     parts = []
@@ -80,11 +84,13 @@ def decide(
             verdict = _by_match(groups, rows, kept, part, draws)
             verdict = _with_laws(groups, members, verdict, part, p, q)
         else:
-            verify = verify_block if family is Verifier.BLOCK else verify_token
+            verify = verify_token
+            if family is Verifier.BLOCK:
+                verify, part = verify_block, _with_laws_only(part, good)
             verdict = verify(part, p, q, draws.acceptance[where], draws.terminal[where])
         parts.append((where, verdict))
     verdict = parts[0][1] if len(parts) == 1 else _joined(parts, len(groups))
-    return Decided(verdict=verdict, sound=_sound(kept, batch, verdict))
+    return _decided(verdict, batch, good)
 
 
 def _batch(rows: Rows, drafted: Drafted, device: torch.device) -> DraftBatch:
@@ -157,6 +163,7 @@ def _with_laws(
         q_draft=torch.where(raced, (q[q_rows, part.drafts] * inside).double(), verdict.q_draft),
         mass=verdict.mass,
         base=verdict.base,
+        choice=verdict.choice,
     )
 
 
@@ -174,11 +181,33 @@ def _joined(parts: Sequence[tuple[Tensor, Verdict]], count: int) -> Verdict:
     return Verdict(**{field: joined(field) for field in Verdict.__slots__})
 
 
-def _sound(kept: Tensor, batch: DraftBatch, verdict: Verdict) -> Tensor:
-    """Whether all rows up to the terminal's had a law: [G] bool. Later rows were never used."""
-    good = usable(kept)
+def _with_laws_only(batch: DraftBatch, good: Tensor) -> DraftBatch:
+    """The batch without the drafts after a target row that has no law (`good` [M] is false).
+
+    Block verification looks at the rows of all drafts: the test of draft i needs p_{i+1}, and one
+    row without a law would decide the tests before it. Where p_{j+1} has none, serial decoding
+    ends at d_1 .. d_j and not before. So it is as if j had been drafted: j follows from d_1 .. d_j
+    alone, which is no choice by a later draft (contract section 3), and the request ends only if
+    all j stand, for then the terminal would have to come from that row.
+    """
     width = batch.drafts.shape[1]
-    places = torch.arange(width + 1, device=kept.device)
+    places = torch.arange(width + 1, device=good.device)
+    inside = torch.minimum(places, batch.k[:, None])
+    leading = good[batch.target_row[:, None] + inside].long().cumprod(dim=1).sum(dim=1)
+    return replace(batch, k=torch.minimum(batch.k, leading))
+
+
+def _decided(verdict: Verdict, batch: DraftBatch, good: Tensor) -> Decided:
+    """`good` [M] says which rows had a law. Rows after the terminal's were never used, but theirs
+    are K/V rows too."""
+    width = batch.drafts.shape[1]
+    places = torch.arange(width + 1, device=good.device)
     rows = batch.target_row[:, None] + torch.minimum(places, batch.k[:, None])
     unused = places > verdict.accepted[:, None]
-    return (good[rows] | unused).all(dim=1)
+    bad = pad((~good).long().cumsum(0), (1, 0))
+    ends = pad(batch.target_row[1:], (0, 1), value=len(good))
+    return Decided(
+        verdict=verdict,
+        sound=(good[rows] | unused).all(dim=1),
+        whole=bad[ends] == bad[batch.target_row],
+    )

@@ -12,7 +12,7 @@ from scheduler.runtime.laws import RowLaws
 from scheduler.runtime.rows import Segment
 from scheduler.runtime.timed import TimedForward
 from scheduler.sampling.draw import inverse_cdf, race
-from scheduler.sampling.processors import greedy_choice, law, usable
+from scheduler.sampling.processors import filtered, greedy_choice, usable
 from scheduler.sampling.verify import one_hot_rows
 
 
@@ -21,27 +21,92 @@ class Drafted:
     """Drafts of G emitters: `ids` [G, Kmax] int64, 0 past `k`; `k` [G] int64 is what may be
     verified, `depths` what was planned (k is less where a draft row had no law). `laws`
     [G * Kmax, V] are the q rows, None when all requests are greedy; `rows` counts packed draft
-    rows."""
+    rows, `steps` draft steps. `lost` [G] says whose cache saw a row without a law: it may hold
+    rows that are not finite."""
 
     ids: Tensor
     k: Tensor
     depths: tuple[int, ...]
     laws: Tensor | None
     rows: int
+    steps: int
+    lost: Tensor
 
 
 @dataclass(frozen=True, slots=True)
+class _Proposal:
+    """One step: draft `ids` [n], their `laws` [n, V] (None when every row is greedy), which rows
+    had one (`sound` [n]), and which were confident enough to draw from (`sure` [n])."""
+
+    ids: Tensor
+    laws: Tensor | None
+    sound: Tensor
+    sure: Tensor
+
+
 class _Round:
-    """What every draft step of one round shares; `ids` [G, Kmax] fills up step by step.
+    """What every draft step of one round shares, and what fills up step by step.
 
     `order` holds the drafting emitters, deepest first: each step works on a prefix of them.
+    `ids` is [G, Kmax], `q` [G * Kmax, V] or None; `sound` and `sure` [n, Kmax] follow `order`.
     """
 
-    groups: Sequence[Group]
-    laws: RowLaws
-    draws: RoundDraws
-    ids: Tensor
-    order: Tensor
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        laws: RowLaws,
+        draws: RoundDraws,
+        ids: Tensor,
+        q: Tensor | None,
+    ) -> None:
+        self.groups, self.laws, self.draws = groups, laws, draws
+        self.ids, self.q = ids, q
+        depths = [_device_depth(group) for group in groups]
+        self.order = sorted(
+            filter(depths.__getitem__, range(len(groups))), key=lambda i: -depths[i]
+        )
+        self.depths = [depths[index] for index in self.order]
+        self.places = torch.tensor(self.order, dtype=torch.int64, device=ids.device)
+        self.sound = torch.ones(len(self.order), ids.shape[1], dtype=torch.bool, device=ids.device)
+        self.sure = self.sound.clone()
+        floors = [_floor(groups[index]) for index in self.order]
+        self.floors = torch.tensor(floors, dtype=torch.float64, device=ids.device)
+        self.selective = any(floors)
+
+    def active(self, step: int) -> list[int]:
+        """The emitters that draft a token in `step`."""
+        return self.order[: sum(depth > step for depth in self.depths)]
+
+    def enter(self, step: int, proposal: _Proposal) -> None:
+        """Take in one step's tokens and laws."""
+        count = len(proposal.ids)
+        where = self.places[:count]
+        self.ids[where, step] = proposal.ids
+        self.sound[:count, step] = proposal.sound
+        self.sure[:count, step] = proposal.sure
+        if self.q is not None and proposal.laws is not None:
+            self.q = self.q.to(proposal.laws.dtype)
+            self.q[where * self.ids.shape[1] + step] = proposal.laws
+
+    def ended(self, step: int) -> bool:
+        """Whether no request that would go on after `step` is still confident. Only asked where
+        looking costs no transfer."""
+        further = len(self.active(step + 1))
+        return not bool((self.sure & self.sound)[:further, : step + 1].all(dim=1).any())
+
+    def counts(self, planned: Sequence[int]) -> Tensor:
+        """K of every emitter [G]. A row without a law, or one that is not confident, stops its
+        request before its token; tokens drawn before it stay (contract section 3)."""
+        k = torch.tensor(planned, dtype=torch.int64, device=self.ids.device)
+        going = (self.sound & self.sure).long().cumprod(dim=1).sum(dim=1)
+        k[self.places] = torch.minimum(k[self.places], going)
+        return k
+
+    def lost(self) -> Tensor:
+        """Whose draft cache met a row without a law: [G] bool."""
+        lost = torch.zeros(len(self.groups), dtype=torch.bool, device=self.ids.device)
+        lost[self.places] = ~self.sound.all(dim=1)
+        return lost
 
 
 class Drafter:
@@ -60,30 +125,25 @@ class Drafter:
         sampled = any(not group.sampling.greedy for group in groups)
         q = self._blank_laws(len(groups), width) if sampled and width else None
         self._host_drafts(groups, ids, q)
-        k = torch.tensor(depths, dtype=torch.int64, device=self._device)
-        rows = self._catch_up(groups)
-        order = sorted(
-            (i for i, group in enumerate(groups) if _device_depth(group)),
-            key=lambda i: -depths[i],
-        )
-        places = torch.tensor(order, dtype=torch.int64, device=self._device)
-        shared = _Round(groups, laws, draws, ids, places)
-        lawful = torch.ones(len(order), width, dtype=torch.int64, device=self._device)
+        shared = _Round(groups, laws, draws, ids, q)
+        rows, steps = self._catch_up(groups), 0
         chosen: Tensor | None = None
-        for step in range(depths[order[0]] if order else 0):
-            active = [index for index in order if depths[index] > step]
-            hidden, count = self._step(groups, active, step, chosen)
-            rows += count
-            chosen, law_rows, sound = _propose(shared, active, step, self._logits(hidden))
-            where = places[: len(active)]
-            ids[where, step] = chosen
-            lawful[: len(active), step] = sound
-            if q is not None and law_rows is not None:
-                q = q.to(law_rows.dtype)
-                q[where * width + step] = law_rows
-        # A row without a law stops its request; tokens drawn before it stay (section 3).
-        k[places] = torch.minimum(k[places], lawful.cumprod(dim=1).sum(dim=1))
-        return Drafted(ids=ids, k=k, depths=depths, laws=q, rows=rows)
+        while active := shared.active(steps):
+            hidden, count = self._step(groups, active, steps, chosen)
+            proposal = _propose(shared, active, steps, self._logits(hidden))
+            shared.enter(steps, proposal)
+            chosen, rows, steps = proposal.ids, rows + count, steps + 1
+            if shared.selective and self._device.type == "cpu" and shared.ended(steps - 1):
+                break
+        return Drafted(
+            ids=ids,
+            k=shared.counts(depths),
+            depths=depths,
+            laws=shared.q,
+            rows=rows,
+            steps=steps,
+            lost=shared.lost(),
+        )
 
     def _blank_laws(self, emitters: int, width: int) -> Tensor:
         return torch.zeros(emitters * width, self._vocabulary, device=self._device)
@@ -155,25 +215,40 @@ class Drafter:
         return self._forward
 
 
-def _propose(
-    shared: _Round, active: Sequence[int], step: int, logits: Tensor
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Draft ids [n], their laws [n, V] (None when every row is greedy), and which rows had one."""
-    groups, draws = shared.groups, shared.draws
-    offsets = [step] * len(active)
+def _propose(shared: _Round, active: Sequence[int], step: int, logits: Tensor) -> _Proposal:
+    """Draw the drafts of one step. Whether a row is confident is settled before its draw."""
+    groups, draws, laws = shared.groups, shared.draws, shared.laws
+    processed = laws.processed(logits, active, [step] * len(active), shared.ids)
     if all(groups[index].sampling.greedy for index in active):
-        processed = shared.laws.processed(logits, active, offsets, shared.ids)
-        return greedy_choice(processed), None, usable(processed)
-    kept = shared.laws.kept(logits, active, offsets, shared.ids)
-    rows = law(kept)
-    where = shared.order[: len(active)]
-    chosen = inverse_cdf(rows, draws.proposal[where, step])
+        sure = _sure(shared, active, processed, None)
+        ids = greedy_choice(processed)
+        return _Proposal(ids=ids, laws=None, sound=usable(processed), sure=sure)
+    kept = filtered(processed, laws.settings(active))
+    rows = laws.to_law(kept)
+    sure = _sure(shared, active, processed, rows)
+    chosen = inverse_cdf(rows, draws.proposal[shared.places[: len(active)], step])
     racing = [row for row, index in enumerate(active) if by_noise(groups[index])]
     if racing:
         noise = draws.noise([active[row] for row in racing], [step] * len(racing))
         at = torch.tensor(racing, device=logits.device)
         chosen[at] = race(kept[at], noise)
-    return chosen, rows, usable(kept)
+    return _Proposal(ids=chosen, laws=rows, sound=usable(kept), sure=sure)
+
+
+def _sure(shared: _Round, active: Sequence[int], processed: Tensor, rows: Tensor | None) -> Tensor:
+    """Which rows give some token the confidence that its request asks for: [n] bool.
+
+    By the law that will be drawn from; a greedy request's by its softmax, which says more than
+    the one-hot law.
+    """
+    if not shared.selective:
+        return processed.new_ones(len(active), dtype=torch.bool)
+    peak = processed.double().softmax(dim=-1).amax(dim=-1)
+    if rows is not None:
+        greedy = [shared.groups[index].sampling.greedy for index in active]
+        where = torch.tensor(greedy, device=processed.device)
+        peak = torch.where(where, peak, rows.amax(dim=-1).double())
+    return ~(peak < shared.floors[: len(active)])
 
 
 def _next_row(group: Group, step: int) -> Segment:
@@ -184,3 +259,7 @@ def _next_row(group: Group, step: int) -> Segment:
 
 def _device_depth(group: Group) -> int:
     return group.draft.depth if isinstance(group.draft, DeviceDraft) else 0
+
+
+def _floor(group: Group) -> float:
+    return group.draft.min_confidence if isinstance(group.draft, DeviceDraft) else 0.0

@@ -13,18 +13,29 @@ from torch import Tensor
 from scheduler.plan import Group
 from scheduler.sampling.processors import (
     RowSettings,
+    ToLaw,
     add_bias,
-    filtered,
     forbid,
+    law,
     penalise,
     row_settings,
 )
 
 
 class RowLaws:
-    """Processors of the emitting groups of one round. Counts of O are made once, lazily."""
+    """Processors of the emitting groups of one round. Counts of O are made once, lazily.
 
-    def __init__(self, groups: Sequence[Group], vocabulary: int, device: torch.device) -> None:
+    `to_law` turns rows that `processors.filtered` gave into probabilities.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        vocabulary: int,
+        device: torch.device,
+        to_law: ToLaw = law,
+    ) -> None:
+        self.to_law = to_law
         self._groups = groups
         self._vocabulary = vocabulary
         self._device = device
@@ -66,13 +77,6 @@ class RowLaws:
         if self._guarded:
             logits = self._with_guard(logits, emitters, offsets)
         return logits
-
-    def kept(
-        self, logits: Tensor, emitters: Sequence[int], offsets: Sequence[int], drafts: Tensor
-    ) -> Tensor:
-        """Rows [M, V] after all processors and filters, -inf where a token cannot come."""
-        rows = self.processed(logits, emitters, offsets, drafts)
-        return filtered(rows, self.settings(emitters))
 
     def _with_bias(self, logits: Tensor, emitters: Sequence[int]) -> Tensor:
         chosen = [

@@ -5,7 +5,7 @@ lives, stop rules or text.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,8 +26,11 @@ from scheduler.runtime.deciding import Decided, Rows, decide, target_rows
 from scheduler.runtime.drafting import Drafted, Drafter
 from scheduler.runtime.draws import RoundDraws, by_ratio, planned_depth
 from scheduler.runtime.laws import RowLaws
-from scheduler.runtime.rows import Segment
+from scheduler.runtime.retained import RetainedRows
+from scheduler.runtime.spoiled import SpoiledBlocks
+from scheduler.runtime.target_call import TargetCall, target_call
 from scheduler.runtime.timed import TimedForward
+from scheduler.sampling.processors import ToLaw, law
 from scheduler.sampling.rng import Randomness
 
 _NO_LAW = "no token is left to choose from, or the model gave a row that is not finite"
@@ -41,19 +44,24 @@ class _Transfer:
     terminal: list[int]
     k: list[int]
     sound: list[bool]
-    fallbacks: int
+    whole: list[bool]
+    lost: list[bool]
+    fell_back: list[bool]
     drafts: list[list[int]]
     p: list[list[float]]
     q: list[list[float]]
     mass: list[list[float]]
     base: list[list[float]]
+    bound: list[list[float]]
+    choice: list[list[float]]
     chunks: list[bool]
 
 
 class RoundExecutor:
     """Executes frozen plans over a target and perhaps a draft.
 
-    `vocabulary` is the shared event space: logits past it (a padded table) are cut off.
+    `vocabulary` is the shared event space: logits past it (a padded table) are cut off. `law` turns
+    kept rows into probabilities.
     """
 
     def __init__(
@@ -64,41 +72,56 @@ class RoundExecutor:
         vocabulary: int,
         randomness: Randomness,
         clock: Callable[[], float],
+        law: ToLaw = law,
     ) -> None:
         self._target = target
         self._draft = draft
         self._vocabulary = vocabulary
         self._randomness = randomness
         self._clock = clock
+        self._law = law
         self._drafter = Drafter(draft, vocabulary, target.device)
+        self._retained = RetainedRows()
+        self._spoiled = SpoiledBlocks(target, Role.TARGET)
+        self._spoiled_drafts = None if draft is None else SpoiledBlocks(draft, Role.DRAFT)
 
     @torch.inference_mode()
     def run(self, plan: RoundPlan) -> RoundResult:
         """Draft, verify and decide `plan`."""
+        for group in plan.groups:
+            self._clean(group)
+        try:
+            return self._run(plan)
+        except Exception:
+            for group in plan.groups:  # what it wrote, nobody looked at
+                self._spoil(group, target=True, draft=True)
+            raise
+
+    def _run(self, plan: RoundPlan) -> RoundResult:
         inside, started = self._inside(), self._clock()
         emitters = [group for group in plan.groups if group.emits]
-        laws = RowLaws(emitters, self._vocabulary, self._target.device)
+        laws = RowLaws(emitters, self._vocabulary, self._target.device, self._law)
         draws = RoundDraws(emitters, self._randomness, self._vocabulary, self._target.device)
         drafted = self._drafter.draft(emitters, laws, draws)
         verifying = self._clock()
         rows = target_rows(drafted.depths)
-        logits, finite = self._verify(plan.groups, rows, drafted)
+        logits, finite = self._verify(plan, rows, drafted)
         deciding = self._clock()
         results: dict[int, GroupResult] = {}
         transfer = None
         if emitters:
             decided = decide(emitters, rows, logits, drafted, laws, draws)
             transfer = _transfer(decided, drafted, finite)
-            self._clear(emitters, transfer)
+            self._note_spoiled(emitters, transfer)
             logprobs = _logprobs(emitters, rows, logits, transfer)
-            results = _results(emitters, transfer, logprobs, draws.acceptance_host)
+            results = _results(emitters, transfer, drafted.steps, logprobs, draws.acceptance_host)
         chunks = [group for group in plan.groups if not group.emits]
         sound = transfer.chunks if transfer else [bool(value) for value in finite.tolist()]
         results |= self._prefilled(chunks, sound)
         ended = self._clock()
         return RoundResult(
             round_id=plan.round_id,
-            digest=plan.digest,
+            coordinate=plan.coordinate,
             groups=tuple(results[group.request] for group in plan.groups),
             timings=RoundTimings(
                 draft=verifying - started,
@@ -108,66 +131,74 @@ class RoundExecutor:
             ),
             target_rows=sum(g.rows + planned_depth(g) for g in plan.groups),
             draft_rows=drafted.rows,
-            logit_rows=len(rows.emitters),
+            logit_rows=len(rows.emitters) + _turned(plan.groups),
             host_syncs=_host_syncs(emitters),
-            residual_fallbacks=transfer.fallbacks if transfer else 0,
+            residual_fallbacks=sum(transfer.fell_back) if transfer else 0,
         )
 
     def _inside(self) -> float:
         """Seconds spent inside forwards so far."""
         return self._target.seconds + (self._draft.seconds if self._draft else 0.0)
 
-    def _verify(
-        self, groups: Sequence[Group], rows: Rows, drafted: Drafted
-    ) -> tuple[Tensor, Tensor]:
+    def _verify(self, plan: RoundPlan, rows: Rows, drafted: Drafted) -> tuple[Tensor, Tensor]:
         """Raw target logits [M, V] of the emitters' rows, and for each other group whether its
-        rows came out finite (its last one saw them all). K/V rows of all groups are written."""
-        segments: list[Segment] = []
-        tokens: list[int] = []
-        slots: list[int] = []
-        cells: list[int] = []
-        wanted: list[int] = []
-        lasts: list[int] = []
-        emitter = 0
-        for group in groups:
-            depth = planned_depth(group)
-            blocks = group.blocks[Role.TARGET]
-            segments.append(Segment(start=group.start, rows=group.rows + depth, blocks=blocks))
-            tokens += group.tokens[group.start : group.start + group.rows]
-            if group.emits:
-                wanted += range(len(tokens) - 1, len(tokens) + depth)
-                slots += range(len(tokens), len(tokens) + depth)
-                cells += [emitter * drafted.ids.shape[1] + place for place in range(depth)]
-                emitter += 1
-            else:
-                lasts.append(len(tokens) - 1)
-            tokens += [0] * depth
-        device = self._target.device
-        ids = torch.tensor(tokens, dtype=torch.int64, device=device)
-        if slots:
-            at = torch.tensor(cells, device=device)
-            ids[torch.tensor(slots, device=device)] = drafted.ids.view(-1)[at]
-        hidden = self._target.hidden(ids, segments)
-        finite = hidden[_indices(lasts, device)].isfinite().all(dim=1)
-        if not rows.emitters:
-            return hidden.new_zeros(0, self._vocabulary), finite
-        chosen = hidden[_indices(wanted, device)]
-        return self._target.logits(chosen)[:, : self._vocabulary], finite
+        rows came out finite (its last one saw them all). K/V rows of all groups are written, and
+        rows that a later round starts from are kept."""
+        self._retained.keep_only(plan.held)
+        call = target_call(plan.groups, drafted, self._target.device)
+        if not call.segments:
+            return self._with_started(plan, rows, call, None), torch.ones(0, dtype=torch.bool)
+        hidden = self._target.hidden(call.token_ids, call.segments)
+        silent = [group for group in plan.groups if not group.emits]
+        finite = hidden[_indices(call.lasts, hidden.device)].isfinite().all(dim=1)
+        held = [(g, last) for g, last in zip(silent, call.lasts, strict=True) if g.retains]
+        needed = _indices([*call.scored, *(last for _, last in held)], hidden.device)
+        if not len(needed):
+            nothing = None if call.started else hidden.new_zeros(0, self._vocabulary)
+            return self._with_started(plan, rows, call, nothing), finite
+        logits = self._target.logits(hidden[needed])[:, : self._vocabulary]
+        for (group, _), row in zip(held, logits[len(call.scored) :], strict=True):
+            self._retained.hold(group, row)
+        return self._with_started(plan, rows, call, logits[: len(call.scored)]), finite
 
-    def _clear(self, emitters: Sequence[Group], transfer: _Transfer) -> None:
-        """A row without a law may stand on K/V rows that are not finite. Masked ones count too
-        (0 * NaN), so they must not outlive their request."""
-        for group, sound, k in zip(emitters, transfer.sound, transfer.k, strict=True):
-            if not sound:
-                self._target.clear_blocks(group.blocks[Role.TARGET])
-            if self._draft is not None and (not sound or k < planned_depth(group)):
-                self._draft.clear_blocks(group.blocks.get(Role.DRAFT, ()))
+    def _with_started(
+        self, plan: RoundPlan, rows: Rows, call: TargetCall, logits: Tensor | None
+    ) -> Tensor:
+        """The emitters' rows [M, V] in order: those of the call [M', V], and retained ones."""
+        emitters = [group for group in plan.groups if group.emits]
+        held = [self._retained.row(emitters[number])[None] for number in call.started]
+        if logits is not None and not held:
+            return logits
+        parts = torch.cat([*held, *([] if logits is None else [logits])])
+        firsts = [rows.first[number] for number in call.started]
+        others = sorted(set(range(len(rows.emitters))) - set(firsts))
+        order = torch.empty(len(parts), dtype=torch.int64)
+        order[[*firsts, *others]] = torch.arange(len(parts))
+        return parts[order.to(parts.device)]
+
+    def _clean(self, group: Group) -> None:
+        """Zero what others left in the blocks of `group`, past its committed rows."""
+        self._spoiled.clean(group, group.start)
+        if self._spoiled_drafts is not None and isinstance(group.draft, DeviceDraft):
+            self._spoiled_drafts.clean(group, group.draft.rows)
+
+    def _spoil(self, group: Group, *, target: bool, draft: bool) -> None:
+        if target:
+            self._spoiled.note(group)
+        if draft and self._spoiled_drafts is not None:
+            self._spoiled_drafts.note(group)
+
+    def _note_spoiled(self, emitters: Sequence[Group], transfer: _Transfer) -> None:
+        """A row without a law may stand on K/V rows that are not finite, be it one whose draft was
+        rejected. Masked rows count too (0 * NaN): nobody else may gather them."""
+        flags = zip(emitters, transfer.sound, transfer.whole, transfer.lost, strict=True)
+        for group, sound, whole, lost in flags:
+            self._spoil(group, target=not whole, draft=lost or not sound)
 
     def _prefilled(self, groups: Sequence[Group], sound: Sequence[bool]) -> dict[int, GroupResult]:
         """Results of the chunks that do not reach the frontier."""
         for group, good in zip(groups, sound, strict=True):
-            if not good:
-                self._target.clear_blocks(group.blocks[Role.TARGET])
+            self._spoil(group, target=not good, draft=False)
         pairs = zip(groups, sound, strict=True)
         return {group.request: _prefilled(group, sound=good) for group, good in pairs}
 
@@ -186,8 +217,10 @@ def _transfer(decided: Decided, drafted: Drafted, finite: Tensor) -> _Transfer:
 
     `finite` [P] rides along: whether the chunks that emit nothing came out finite."""
     verdict, width = decided.verdict, drafted.ids.shape[1]
-    scalars = [verdict.accepted, verdict.terminal, drafted.k, decided.sound, verdict.fallback]
+    scalars = [verdict.accepted, verdict.terminal, drafted.k, decided.sound, decided.whole]
+    scalars += [drafted.lost, verdict.fallback]
     tables = [drafted.ids, verdict.p_draft, verdict.q_draft, verdict.mass, verdict.base]
+    tables += [verdict.bound, verdict.choice]
     columns = [each.double()[:, None] for each in scalars] + [each.double() for each in tables]
     whole = torch.cat(columns, dim=1)
     flat = torch.cat([whole.flatten(), finite.double()]).tolist()
@@ -203,12 +236,16 @@ def _transfer(decided: Decided, drafted: Drafted, finite: Tensor) -> _Transfer:
         terminal=[int(row[1]) for row in host],
         k=[int(row[2]) for row in host],
         sound=[bool(row[3]) for row in host],
-        fallbacks=sum(int(row[4]) for row in host),
+        whole=[bool(row[4]) for row in host],
+        lost=[bool(row[5]) for row in host],
+        fell_back=[bool(row[6]) for row in host],
         drafts=[[int(value) for value in row] for row in table(0)],
         p=table(1),
         q=table(2),
         mass=table(3),
         base=table(4),
+        bound=table(5),
+        choice=table(6),
         chunks=[bool(value) for value in flat[count * size :]],
     )
 
@@ -221,13 +258,17 @@ def _emitted(transfer: _Transfer, index: int) -> tuple[int, ...]:
 def _results(
     emitters: Sequence[Group],
     transfer: _Transfer,
+    steps: int,
     logprobs: dict[int, tuple[TokenLogprobs, ...]],
     uniforms: list[list[float]],
 ) -> dict[int, GroupResult]:
-    return {
-        group.request: _result(group, index, transfer, uniforms[index], logprobs.get(index, ()))
-        for index, group in enumerate(emitters)
-    }
+    results = {}
+    for index, group in enumerate(emitters):
+        result = _result(group, index, transfer, uniforms[index], logprobs.get(index, ()))
+        results[group.request] = replace(
+            result, draft_written=_draft_written(group, transfer.drafts[index][:steps])
+        )
+    return results
 
 
 def _outcomes(
@@ -242,6 +283,8 @@ def _outcomes(
             uniform=uniforms[place] if tested else None,
             mass=transfer.mass[index][place],
             base=transfer.base[index][place],
+            bound=transfer.bound[index][place],
+            choice=None if tested else int(transfer.choice[index][place]),
         )
         for place in range(transfer.k[index])
     )
@@ -266,8 +309,10 @@ def _result(
         accepted=accepted,
         terminal=(kind if k else TerminalKind.PLAIN) if sound else None,
         outcomes=_outcomes(group, index, transfer, uniforms),
-        draft_written=_draft_written(group, drafts),
+        draft_written=(),
         logprobs=logprobs,
+        draft_lost=transfer.lost[index],
+        fallback=transfer.fell_back[index],
         error=None if sound else _NO_LAW,
     )
 
@@ -288,13 +333,20 @@ def _prefilled(group: Group, *, sound: bool) -> GroupResult:
     )
 
 
-def _draft_written(group: Group, drafts: tuple[int, ...]) -> tuple[int, ...]:
-    """Ids of the rows that the draft model wrote: pending tokens, then all drafts but the last."""
+def _draft_written(group: Group, drafts: Sequence[int]) -> tuple[int, ...]:
+    """Ids of the rows that the draft model wrote: pending tokens, then all drafts that were drawn
+    but the last."""
     if not isinstance(group.draft, DeviceDraft):
         return ()
     if not group.draft.depth:
         return group.tokens[group.draft.rows : group.draft.rows + group.draft.catch_up]
-    return group.tokens[group.draft.rows :] + drafts[:-1]
+    return group.tokens[group.draft.rows :] + tuple(drafts[: group.draft.depth][:-1])
+
+
+def _turned(groups: Sequence[Group]) -> int:
+    """Logit rows that the call has more than the emitters use: those retained from it, less those
+    that were retained before."""
+    return sum(g.retains for g in groups) - sum(g.emits and not g.rows for g in groups)
 
 
 def _logprobs(

@@ -36,7 +36,8 @@ class Verdict:
     was made from the target's row. Of [R, Kmax], in the rows' dtype: `bound`, the acceptance
     test is u < bound; `p_draft`, `q_draft`, both laws' probability of the draft; `mass` over
     `base`, the low-variance acceptance (sum of min(p, q) over 1 by token, P_i over P_{i-1} by
-    block, the outcome over 1 by match).
+    block, the outcome over 1 by match). `choice` [R, Kmax] int64 is the target's own token at each
+    place where the rule compares tokens, 0 where it draws uniforms.
     """
 
     accepted: Tensor
@@ -47,6 +48,7 @@ class Verdict:
     q_draft: Tensor
     mass: Tensor
     base: Tensor
+    choice: Tensor
 
 
 def verify_token(
@@ -71,6 +73,7 @@ def verify_token(
         q_draft=rows.q_draft,
         mass=rows.overlaps(),
         base=rows.inside.to(p.dtype),
+        choice=torch.zeros_like(batch.drafts),
     )
 
 
@@ -97,6 +100,7 @@ def verify_block(
         q_draft=rows.q_draft,
         mass=rows.only_inside(reach[:, 1:]),
         base=rows.only_inside(reach[:, :-1]),
+        choice=torch.zeros_like(batch.drafts),
     )
 
 
@@ -108,7 +112,8 @@ def verify_match(batch: DraftBatch, choices: Tensor) -> Verdict:
     `q_draft` is 1, which for shared noise says nothing of the laws.
     """
     inside = _inside(batch)
-    matches = (choices[_target_rows(batch)] == batch.drafts) & inside
+    choice = torch.where(inside, choices[_target_rows(batch)], 0)
+    matches = (choice == batch.drafts) & inside
     accepted = _leading(matches)
     outcome = matches.to(torch.float64)
     certain = inside.to(torch.float64)
@@ -121,6 +126,7 @@ def verify_match(batch: DraftBatch, choices: Tensor) -> Verdict:
         q_draft=certain,
         mass=outcome,
         base=certain,
+        choice=choice,
     )
 
 

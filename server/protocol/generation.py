@@ -33,10 +33,15 @@ Biases = Annotated[
 
 
 class SpeculationBody(Body):
-    """How this request is drafted. `k` auto or null leaves the draft length to the server."""
+    """How this request is drafted. `k` auto or null leaves the draft length to the server.
+
+    A draft ends before a token of which the draft model is less sure than `min_confidence`; tokens
+    known beforehand (n-grams) are certain.
+    """
 
     enabled: bool = True
     k: Annotated[int, Field(ge=0)] | Literal["auto"] | None = None
+    min_confidence: Annotated[float, Field(ge=0, lt=1)] | None = None
     verifier: Literal["token", "block", "shared-noise"] | None = None
     proposer: Literal["auto", "draft_model", "ngram"] | None = None
 

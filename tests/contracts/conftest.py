@@ -1,14 +1,16 @@
 """The runners that the contract suite is run on, each with an independent reference of its law."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from scheduler.plan import Layout
 from scheduler.runner import ModelRunner
 from scheduler.runtime.forward import TransformersForward
+from scheduler.runtime.invariant import invariant_forward
 from scheduler.runtime.loading import ModelSource, load_model
 from scheduler.runtime.torch_runner import Pair, TorchRunner
 from scheduler.sampling.rng import CounterRandomness
@@ -80,10 +82,20 @@ def llamas(tmp_path_factory):
 
 @pytest.fixture
 def llama(llamas):
+    return _subject(llamas, TransformersForward)
+
+
+@pytest.fixture
+def invariant(llamas):
+    return _subject(llamas, invariant_forward)
+
+
+def _subject(llamas, make):
+    """`make` builds the target's forward from a model and a pool."""
     (reference, target), (_, draft) = llamas
     settings = config()
     pair = Pair(
-        target=TransformersForward(target, settings.target_pool),
+        target=make(target, settings.target_pool),
         draft=TransformersForward(draft, settings.draft_pool),
         vocabulary=VOCABULARY,
     )
@@ -102,6 +114,12 @@ def llama(llamas):
     return Subject(runner, settings, logits, 1e-3)
 
 
-@pytest.fixture(params=["tables", "llama"])
-def subject(request):
-    return request.getfixturevalue(request.param)
+@pytest.fixture(params=Layout, ids=lambda layout: layout.value)
+def layout(request):
+    return request.param
+
+
+@pytest.fixture(params=["tables", "llama", "invariant"])
+def subject(request, layout):
+    found = request.getfixturevalue(request.param)
+    return replace(found, settings=replace(found.settings, layout=layout))

@@ -63,7 +63,7 @@ def served(subject):
 
 def test_results_answer_their_plan_group_by_group(served):
     for plan, result in served:
-        assert (result.round_id, result.digest) == (plan.round_id, plan.digest)
+        assert (result.round_id, result.coordinate) == (plan.round_id, plan.coordinate)
         assert [(g.request, g.generation) for g in result.groups] == [
             (g.request, g.generation) for g in plan.groups
         ]
@@ -73,7 +73,8 @@ def test_rows_are_counted_as_they_were_planned(served):
     for plan, result in served:
         emitters = [group for group in plan.groups if group.emits]
         assert result.target_rows == sum(group.rows + depth(group) for group in plan.groups)
-        assert result.logit_rows == sum(depth(group) + 1 for group in emitters)
+        kept = sum(group.retains for group in plan.groups)
+        assert result.logit_rows == kept + sum(depth(g) + (g.rows > 0) for g in emitters)
         drafts = [g.draft for g in emitters if isinstance(g.draft, DeviceDraft)]
         assert result.draft_rows == sum(d.catch_up + max(d.depth - 1, 0) for d in drafts)
         assert result.host_syncs == (2 if emitters else 1)
@@ -107,10 +108,11 @@ def test_a_run_is_the_accepted_prefix_and_one_terminal(served):
     assert kinds == {TerminalKind.CORRECTION, TerminalKind.BONUS, TerminalKind.PLAIN}
 
 
-def test_prompts_drafts_and_plain_steps_share_a_round(served):
+def test_prompts_drafts_and_plain_steps_share_a_round(subject):
+    long = [request(n, [n] * 80, max_tokens=2) for n in (8, 9)]
     mixed = [
         plan
-        for plan, _ in served
+        for plan, _ in rounds(subject, *clients(), *long)
         if {True, False} <= {depth(g) > 0 for g in plan.groups}
         and any(g.rows > 1 for g in plan.groups)
     ]

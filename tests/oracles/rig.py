@@ -164,7 +164,7 @@ def book_and_scheduler(settings, *, controller=None, fault=no_faults):
     proposers = {NGRAM: NgramProposer()}
     if settings.draft_pool is not None:
         proposers[MODEL] = DraftModelProposer()
-    return book, Scheduler(book, controller or FixedController(settings.k), proposers, "engine")
+    return book, Scheduler(book, controller or FixedController(settings.k), proposers, '"engine"')
 
 
 @dataclass

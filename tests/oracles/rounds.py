@@ -1,208 +1,273 @@
 """Exact law of whole rounds: executor, staging and ledger over every outcome of every draw.
 
-Each possible outcome of a round is one group of one packed plan, with a seed of its own, and its
-draws lie in the intervals that lead there. So every outcome runs beside all
-others, of both requests, and any leak between groups shows as an error of the law. The intervals
-come from NumPy formulas; what is decided comes from the product. A draw that is not keyed by the
-published length of its own round is refused.
+Each possible outcome of a round, for all requests of one world together, is a set of groups of one
+packed plan, with a seed of its own, and its draws lie in the intervals that lead there. So every
+outcome runs beside all others, and any leak between groups shows as an error of the law. The
+intervals come from NumPy formulas; what is decided comes from the product. A draw that is not keyed
+as the contract says finds another value, or none.
 """
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import product
 
-import numpy as np
 import torch
 
 from scheduler.commit import Ledger, stage
-from scheduler.plan import DeviceDraft, Group, HostDraft, Layout, Role, RoundPlan
-from scheduler.request import Request
+from scheduler.plan import Coordinate, DeviceDraft, Group, HostDraft, Layout, Role, RoundPlan
+from scheduler.runtime.draws import planned_depth
 from scheduler.runtime.round import RoundExecutor
 from scheduler.runtime.timed import TimedForward
-from scheduler.sampling.rng import DrawKey, Stream
+from scheduler.sampling.processors import law as softmax
 from scheduler.state import RequestState, RngState, initial_state, preempted
 from scheduler.stats import CommitOutcome
-from tests.oracles.enumeration import accepted_length, bounds, terminal_row
-from tests.oracles.rows import Table
+from tests.oracles.leaves import Client, Fixed, drafted, draw_key, outcomes
 from tests.oracles.tabular import TabularForward
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Client:
-    """One request with its oracle's laws, and the raw logits that both models give.
-
-    `length(tokens)` is the K that history asks for; `host(tokens)` gives drafts known beforehand.
-    """
-
-    asked: Request
-    target: Table
-    draft: Table
-    length: Callable[[tuple[int, ...]], int]
-    host: Callable[[tuple[int, ...]], tuple[int, ...]] | None = None
-
-    @property
-    def rule(self):
-        return self.asked.speculation.verifier.value
+REPLAY, RETAINED = Layout.REPLAY_FRONTIER, Layout.RETAINED_FRONTIER
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
-    """One outcome of one round: its probability and the draws that lead to it."""
+class Part:
+    """One request's share of one outcome."""
 
     client: Client
     state: RequestState
     draft: DeviceDraft | HostDraft | None
-    weight: float
     draws: dict
 
 
-class Fixed:
-    """Randomness that knows only the draws that were planned."""
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One outcome of one round of a world: its parts, None for requests that have ended."""
 
-    def __init__(self):
-        self.values = {}
-
-    def uniforms(self, keys):
-        return torch.tensor([self.values[key] for key in keys], dtype=torch.float64)
-
-    def gumbel(self, keys, vocabulary, device):
-        raise LookupError("no noise is planned")
+    world: int
+    weight: float
+    parts: tuple[Part | None, ...]
+    tokens: tuple[tuple[int, ...], ...]
 
 
 class RoundLaw:
-    """The law of the outputs of some clients after a number of rounds, and the serial one.
+    """The joint law of the outputs of worlds of clients after some rounds, and the serial one.
 
-    `at` says where in its interval each draw lies: near 0 and near 1 the product's own break
-    points show, in between only its decisions.
-
-    `logits` are (target, draft) tables of raw rows that all clients share; prompts tell clients
-    apart.
+    A world is one client or several whose joint law is asked for. `at` says where in its interval
+    each draw lies. `logits` are (target, draft) tables of raw rows that all clients share; prompts
+    tell clients apart. Every outcome runs in each of `layouts`, whose successors are compared.
     """
 
-    def __init__(self, clients, logits, vocabulary, *, rounds=2, at=0.5):
-        self._clients = clients
+    def __init__(
+        self, worlds, logits, vocabulary, *, rounds=2, at=0.5, layouts=(REPLAY,), law=softmax
+    ):
+        self._worlds = [w if isinstance(w, tuple) else (w,) for w in worlds]
         self._logits = logits
         self._vocabulary = vocabulary
         self._rounds = rounds
         self._at = at
-        self._randomness = Fixed()
-        self._width = max(len(c.asked.prompt) + c.asked.stop.max_tokens for c in clients) + 4
+        self._layouts = layouts
+        self._law = law
+        everyone = [client for world in self._worlds for client in world]
+        self._width = max(len(c.asked.prompt) + c.asked.stop.max_tokens for c in everyone) + 4
         self.groups = 0
+        self.outputs = 0
+        self.differing = []
+        self.misplaced = []
 
     def found(self):
-        """Probability of each output of each client: a list of dicts."""
-        laws = [defaultdict(float) for _ in self._clients]
-        live = {(i, c.asked.prompt): (1.0, _opened(c)) for i, c in enumerate(self._clients)}
+        """Probability of each joint output of each world: a list of dicts."""
+        live = {
+            (w, tuple(c.asked.prompt for c in world)): (1.0, tuple(map(_opened, world)))
+            for w, world in enumerate(self._worlds)
+        }
+        ended = [defaultdict(float) for _ in self._worlds]
         for number in range(1, self._rounds + 1):
-            leaves = [
-                (i, leaf)
-                for (i, _), (weight, state) in live.items()
-                for leaf in self._leaves(self._clients[i], state, weight)
-            ]
+            leaves = [leaf for name, past in live.items() for leaf in self._leaves(*name, *past)]
             live = {}
-            for (i, leaf), (state, ended) in zip(leaves, self._run(number, leaves), strict=True):
-                if ended:
-                    laws[i][state.tokens] += leaf.weight
+            for leaf, states in zip(leaves, self._run(number, leaves), strict=True):
+                tokens = tuple(
+                    before if state is None else state.tokens
+                    for before, state in zip(leaf.tokens, states, strict=True)
+                )
+                if all(c.ended(t) for c, t in zip(self._worlds[leaf.world], tokens, strict=True)):
+                    ended[leaf.world][tokens] += leaf.weight
                 else:
-                    before = live.get((i, state.tokens), (0.0, None))[0]
-                    live[i, state.tokens] = (before + leaf.weight, state)
-        for (i, tokens), (weight, _) in live.items():
-            for whole, chance in completed(self._clients[i], tokens):
-                laws[i][whole] += weight * chance
-        return laws
+                    before = live.get((leaf.world, tokens), (0.0, None))[0]
+                    live[leaf.world, tokens] = (before + leaf.weight, states)
+        return self._whole(ended, live)
 
     def expected(self):
-        """The serial law of each client."""
-        return [dict(completed(each, each.asked.prompt)) for each in self._clients]
+        """The serial law of each world: the product of its clients' own."""
+        prompts = [tuple(client.asked.prompt for client in world) for world in self._worlds]
+        return [dict(self._completed(w, tokens)) for w, tokens in enumerate(prompts)]
 
     def deviation(self):
-        """Largest difference of any output's probability."""
-        return max(
-            abs(found.get(tokens, 0.0) - wanted.get(tokens, 0.0))
-            for found, wanted in zip(self.found(), self.expected(), strict=True)
-            for tokens in found.keys() | wanted.keys()
-        )
+        """Largest difference of any joint output's probability; infinite where the layouts'
+        successors differ, or the target computed another number of rows than a layout says."""
+        worst = 0.0
+        for found, wanted in zip(self.found(), self.expected(), strict=True):
+            names = found.keys() | wanted.keys()
+            self.outputs += len(names)
+            gaps = [abs(found.get(name, 0.0) - wanted.get(name, 0.0)) for name in names]
+            worst = max(worst, *gaps)
+        return float("inf") if self.differing or self.misplaced else worst
 
-    def _leaves(self, client, state, weight):
-        tokens = state.tokens
-        budget = client.asked.stop.max_tokens - state.emitted - 1
-        if client.host is not None:
-            drafts = client.host(tokens)[:budget]
-            draft = HostDraft(token_ids=drafts) if drafts else None
-            # The product numbers these draws too, but nothing may depend on them.
-            idle = {(Stream.PROPOSAL, place): float("nan") for place in range(len(drafts))}
-            paths = [(drafts, 1.0, idle)]
-        else:
-            k = min(client.length(tokens), budget)
-            draft = DeviceDraft(depth=k, rows=0, catch_up=len(tokens)) if k else None
-            paths = list(_paths(client, tokens, k, self._at))
-        for drafts, chance, draws in paths:
-            for share, values in _verdicts(client, tokens, drafts, self._at):
-                total = weight * chance * share
-                yield Leaf(client, state, draft, total, {**draws, **values})
+    def _whole(self, ended, live):
+        """All laws, completed by target transitions."""
+        for (w, tokens), (weight, _) in live.items():
+            for whole, chance in self._completed(w, tokens):
+                ended[w][whole] += weight * chance
+        return ended
+
+    def _completed(self, w, tokens):
+        parts = [c.completed(own) for c, own in zip(self._worlds[w], tokens, strict=True)]
+        for whole in product(*parts):
+            chance = 1.0
+            for _, each in whole:
+                chance *= each
+            yield tuple(own for own, _ in whole), chance
+
+    def _leaves(self, w, tokens, weight, states):
+        choices = []
+        for client, own, state in zip(self._worlds[w], tokens, states, strict=True):
+            if client.ended(own):
+                choices.append([(1.0, None)])
+                continue
+            draft = drafted(client, own)
+            group = _group(client.asked, state, draft, rows=len(own), emits=True)
+            choices.append(
+                [
+                    (share, Part(client, state, draft, draws))
+                    for share, draws in outcomes(client, own, group, self._at)
+                ]
+            )
+        for joint in product(*choices):
+            total = weight
+            for share, _ in joint:
+                total *= share
+            yield Leaf(w, total, tuple(part for _, part in joint), tokens)
 
     def _run(self, number, leaves):
-        """States after the round, and whether the request ended, for each leaf."""
-        self.groups += len(leaves)
-        ledger = Ledger()
-        groups, requests = [], []
-        self._randomness.values.clear()
-        for n, (_, leaf) in enumerate(leaves):
-            asked = leaf.client.asked
-            sampling = replace(asked.sampling, seed=n)
-            requests.append(replace(asked, request_id=n, sampling=sampling))
-            ledger.open(n, leaf.state)
-            groups.append(_group(requests[n], leaf))
-            length = len(leaf.state.tokens)
-            for (stream, offset), value in leaf.draws.items():
-                key = DrawKey(seed=n, choice=0, stream=stream, position=length, offset=offset)
-                self._randomness.values[key] = value
-        plan = RoundPlan(
-            round_id=number, layout=Layout.REPLAY_FRONTIER, groups=tuple(groups), digest="d"
-        )
-        result = self._executor(len(leaves)).run(plan)
-        after = []
-        for group, asked, each in zip(groups, requests, result.groups, strict=True):
-            before = ledger.state(asked.request_id)
-            staged = stage((number, plan.layout, "d"), group, before, asked, each)
-            if ledger.publish(staged) is not CommitOutcome.PUBLISHED:
-                raise RuntimeError("a leaf was not published")
-            state = preempted(ledger.state(asked.request_id))
-            after.append((state, staged.decision.ending is not None))
-        return after
-
-    def _executor(self, blocks):
-        forwards = [
-            TimedForward(
-                TabularForward(table, self._vocabulary, blocks, self._width, dtype=torch.float64),
-                time.perf_counter,
-            )
-            for table in self._logits
+        """Each leaf's states after the round (None for a request that had ended before)."""
+        names = [
+            (n, r) for n, leaf in enumerate(leaves) for r, part in enumerate(leaf.parts) if part
         ]
-        return RoundExecutor(
-            target=forwards[0],
-            draft=forwards[1],
-            vocabulary=self._vocabulary,
-            randomness=self._randomness,
-            clock=time.perf_counter,
+        self.groups += len(names)
+        parts = [leaves[n].parts[r] for n, r in names]
+        after = []
+        for layout in self._layouts:
+            executor, target = self._executor(names, parts)
+            run = _LayoutRun(executor, number, layout, names, parts)
+            after.append(run.states())
+            if sum(target.calls[run.before_verifying :]) != run.verifying_rows:
+                self.misplaced.append((layout, target.calls, run.verifying_rows))
+        for found in after[1:]:
+            self.differing += [
+                (one, other)
+                for one, other in zip(after[0], found, strict=True)
+                if replace(other, generation=other.generation - 1) != one
+            ]
+        states = dict(zip(names, map(preempted, after[0]), strict=True))
+        return [
+            tuple(states.get((n, r)) for r in range(len(leaf.parts)))
+            for n, leaf in enumerate(leaves)
+        ]
+
+    def _executor(self, names, parts):
+        """A new executor that knows the draws of all `parts`, and its target."""
+        randomness = Fixed()
+        for (n, r), part in zip(names, parts, strict=True):
+            length = len(part.state.tokens)
+            for name, value in part.draws.items():
+                randomness.values[draw_key(n, r, length, name)] = value
+        target, draft = (
+            TabularForward(table, self._vocabulary, len(parts), self._width, dtype=torch.float64)
+            for table in self._logits
         )
+        executor = RoundExecutor(
+            target=TimedForward(target, time.perf_counter),
+            draft=TimedForward(draft, time.perf_counter),
+            vocabulary=self._vocabulary,
+            randomness=randomness,
+            clock=time.perf_counter,
+            law=self._law,
+        )
+        return executor, target
 
 
-def completed(client, tokens):
-    """Every continuation of `tokens` by target transitions, with its probability."""
-    asked = client.asked
-    output = len(tokens) - len(asked.prompt)
-    stopped = output and tokens[-1] in asked.stop.token_ids
-    if stopped or output >= asked.stop.max_tokens:
-        return [(tokens, 1.0)]
-    row = client.target.expected(tokens)
-    return [
-        (rest, row[v] * chance)
-        for v in np.flatnonzero(row).tolist()
-        for rest, chance in completed(client, (*tokens, v))
-    ]
+class _LayoutRun:
+    """One round of all leaves in one layout, from no K/V rows at all.
+
+    Every second leaf computes the rows before its frontier in a round of their own, as after a
+    chunked prefill. In the retained layout a round appends the frontier before the one that
+    verifies.
+    """
+
+    def __init__(self, executor, number, layout, names, parts):
+        self._executor = executor
+        self._number = number
+        self._layout = layout
+        self._parts = parts
+        self._calls = 0
+        self._ledger = Ledger()
+        self._requests = [
+            replace(
+                part.client.asked,
+                request_id=place,
+                choice=r,
+                sampling=replace(part.client.asked.sampling, seed=n),
+            )
+            for place, ((n, r), part) in enumerate(zip(names, parts, strict=True))
+        ]
+        for place, part in enumerate(parts):
+            self._ledger.open(place, part.state)
+        self.before_verifying = 0
+        self.verifying_rows = 0
+
+    def states(self):
+        """The state of every leaf after its verification."""
+        everyone = range(len(self._parts))
+        lengths = [len(part.state.tokens) for part in self._parts]
+        chunked = [place for place in everyone if place % 2 and lengths[place] > 1]
+        self._publish([(place, lengths[place] - 1) for place in chunked], emits=False)
+        if self._layout is RETAINED:
+            rest = [(p, lengths[p] - self._ledger.state(p).kv_rows) for p in everyone]
+            self._publish(rest, emits=False)
+        rest = [(p, lengths[p] - self._ledger.state(p).kv_rows) for p in everyone]
+        self.before_verifying = self._calls
+        groups = self._publish(rest, emits=True)
+        self.verifying_rows = sum(group.rows + planned_depth(group) for group in groups)
+        return [self._ledger.state(place) for place in everyone]
+
+    def _publish(self, rows, *, emits):
+        """Run one plan of (leaf, target rows) and publish all of it."""
+        if not rows:
+            return []
+        self._calls += 1
+        groups = []
+        for place, count in rows:
+            draft = self._parts[place].draft if emits else None
+            state = self._ledger.state(place)
+            groups.append(_group(self._requests[place], state, draft, rows=count, emits=emits))
+            if not emits:
+                reaches = state.kv_rows + count == len(state.tokens)
+                groups[-1] = replace(groups[-1], retains=reaches)
+        held = {p for p in range(len(self._parts)) if self._ledger.state(p).retained}
+        plan = RoundPlan(
+            round_id=self._number,
+            layout=self._layout,
+            groups=tuple(groups),
+            coordinate=Coordinate(manifest="{}", digest="d"),
+            held=frozenset(held),
+        )
+        self._number += 1
+        result = self._executor.run(plan)
+        for group, each in zip(groups, result.groups, strict=True):
+            before = self._ledger.state(group.request)
+            asked = self._requests[group.request]
+            staged = stage((plan.round_id, self._layout, "d"), group, before, asked, each)
+            if self._ledger.publish(staged) is not CommitOutcome.PUBLISHED:
+                raise RuntimeError("a leaf was not published")
+        return groups
 
 
 def _opened(client):
@@ -210,68 +275,22 @@ def _opened(client):
     return initial_state(client.asked.prompt, rng, client.asked.text.start())
 
 
-def _group(asked, leaf):
-    """The whole prefix is computed again, as after a preemption."""
-    tokens, n = leaf.state.tokens, asked.request_id
+def _group(asked, state, draft, *, rows, emits):
+    """The next `rows` target rows of a state; its blocks have the request's own number."""
+    n = asked.request_id
     return Group(
         request=n,
-        generation=leaf.state.generation,
-        tokens=tokens,
-        prompt_length=leaf.state.prompt_length,
-        start=0,
-        rows=len(tokens),
-        emits=True,
-        max_emit=asked.stop.max_tokens - leaf.state.emitted,
-        draft=leaf.draft,
+        generation=state.generation,
+        tokens=state.tokens,
+        prompt_length=state.prompt_length,
+        start=state.kv_rows,
+        rows=rows,
+        emits=emits,
+        max_emit=asked.stop.max_tokens - state.emitted,
+        draft=draft,
         blocks={Role.TARGET: (n,), Role.DRAFT: (n,)},
         sampling=asked.sampling,
         verifier=asked.speculation.verifier,
         stop=asked.stop,
-        choice=0,
+        choice=asked.choice,
     )
-
-
-def _pieces(row, at):
-    """(id, probability, a draw in its interval) of each event of a law."""
-    edges = np.concatenate([[0.0], np.cumsum(row)])
-    return [
-        (v, float(row[v]), low + at * (high - low))
-        for v, (low, high) in enumerate(pairwise(edges.tolist()))
-        if row[v] > 0
-    ]
-
-
-def _paths(client, tokens, k, at):
-    """Drafts of K tokens with their probability and their proposal draws."""
-    paths = [((), 1.0, {})]
-    for place in range(k):
-        paths = [
-            ((*drafts, v), chance * share, {**draws, (Stream.PROPOSAL, place): draw})
-            for drafts, chance, draws in paths
-            for v, share, draw in _pieces(client.draft.expected(tokens + drafts), at)
-        ]
-    return paths
-
-
-def _verdicts(client, tokens, drafts, at):
-    """(probability, draws) of each combination of tests and terminal."""
-    p = [client.target.expected(tokens + drafts[:i]) for i in range(len(drafts) + 1)]
-    q = [client.draft.expected(tokens + drafts[:i]) for i in range(len(drafts))]
-    if client.host is not None:
-        q = [np.eye(len(p[0]))[d] for d in drafts]
-    limits = [float(limit) for limit in bounds(client.rule, p, q, drafts)]
-    tests = [(1.0, ())]
-    for limit in limits:
-        halves = [(limit, at * limit), (1.0 - limit, limit + at * (1.0 - limit))]
-        tests = [
-            (share * width, (*values, draw))
-            for share, values in tests
-            for width, draw in halves
-            if width > 0
-        ]
-    for share, values in tests:
-        accepted = accepted_length(client.rule, limits, values)
-        row = terminal_row(client.rule, p, q, drafts, accepted)
-        draws = {(Stream.ACCEPTANCE, place): value for place, value in enumerate(values)}
-        for _, width, draw in _pieces(row, at):
-            yield share * width, {**draws, (Stream.TERMINAL, 0): draw}

@@ -1,13 +1,23 @@
-"""The digest of a round changes with every field of everything that it names."""
+"""The coordinate of a round changes with every field of everything that it names, and says which."""
 
+import json
 from dataclasses import fields, replace
 
 import pytest
 
-from scheduler.coordinate import engine_coordinate, round_coordinate, settings_coordinate
-from scheduler.plan import DeviceDraft, Group, HostDraft, Layout, Role
+from scheduler.coordinate import (
+    difference,
+    digest_of,
+    engine_manifest,
+    round_coordinate,
+    settings_manifest,
+)
+from scheduler.errors import CommitRejected
+from scheduler.landing import stage_round
+from scheduler.plan import Coordinate, DeviceDraft, Group, HostDraft, Layout, Role
 from scheduler.request import SamplingParams, StopRules
-from tests.oracles.rig import BLOCK, TOKEN, capabilities, identity
+from scheduler.state import RngState, initial_state
+from tests.oracles.rig import BLOCK, TOKEN, Rig, capabilities, config, identity, request
 
 ENGINE = {
     "target": identity(name="other"),
@@ -17,6 +27,9 @@ ENGINE = {
     "draft_max_positions": 5,
     "device": "cuda",
     "software": "newer",
+    "event_space": "others",
+    "mapping": "by text",
+    "numerics": "rows of 16",
 }
 MODEL = {
     "name": "other",
@@ -24,6 +37,7 @@ MODEL = {
     "architecture": "llama",
     "dtype": "bf16",
     "parameters": 1,
+    "adapter": "fine",
 }
 SAMPLING = {
     "temperature": 0.5,
@@ -62,6 +76,7 @@ CHANGES = {
     "start": 1,
     "rows": 2,
     "emits": False,
+    "retains": True,
     "max_emit": 9,
     "draft": HostDraft(token_ids=(2, 1)),
     "blocks": {Role.TARGET: (1,), Role.DRAFT: (1,)},
@@ -78,20 +93,38 @@ DRAFTS = [
     DeviceDraft(depth=1, rows=1, catch_up=2),
     DeviceDraft(depth=2, rows=2, catch_up=2),
     DeviceDraft(depth=2, rows=1, catch_up=1),
+    DeviceDraft(depth=2, rows=1, catch_up=2, min_confidence=0.5),
     GROUP.draft,
 ]
+
+
+STATE = initial_state(GROUP.tokens, RngState(seed=1, choice=0), None)
+STARTS = {
+    "history": replace(STATE, history="00"),
+    "drawn": replace(STATE, rng=replace(STATE.rng, consumed=3)),
+}
 
 
 def names(record):
     return {each.name for each in fields(record)}
 
 
-def digest(group=GROUP, history="h", engine="e", number=1):
-    return round_coordinate(engine, number, Layout.REPLAY_FRONTIER, [named(group, history)])
+def coordinate(group=GROUP, *, state=STATE, engine=None, number=1, layout=Layout.REPLAY_FRONTIER):
+    engine = engine_manifest(capabilities()) if engine is None else engine
+    return round_coordinate(engine, number, layout, [named(group, state)])
 
 
-def named(group, history="h"):
-    return group, history, settings_coordinate(group.sampling, group.stop)
+def named(group, state=STATE):
+    return group, state, settings_manifest(group.sampling, group.stop)
+
+
+def assert_named(found, field):
+    """The digest differs, and the first difference is told as a path that ends in `field`."""
+    assert found.digest != coordinate().digest
+    told = difference(found, coordinate())
+    assert ", expected " in told
+    path = told.split(" ")[0]
+    assert path.startswith(field) or f".{field}" in path, told
 
 
 @pytest.mark.parametrize(
@@ -104,58 +137,112 @@ def named(group, history="h"):
         (CHANGES, GROUP),
     ],
 )
-def test_the_tables_below_name_every_field(changes, record):
+def test_the_tables_above_name_every_field(changes, record):
     assert set(changes) == names(record)
 
 
 @pytest.mark.parametrize("name", ENGINE)
 def test_what_the_runner_is(name):
-    changed = engine_coordinate(capabilities(**{name: ENGINE[name]}))
-    assert changed != engine_coordinate(capabilities())
+    changed = engine_manifest(capabilities(**{name: ENGINE[name]}))
+    assert_named(coordinate(engine=changed), f"engine.{name}")
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
 @pytest.mark.parametrize("name", MODEL)
 def test_what_each_model_is(role, name):
     changed = capabilities(**{role: replace(getattr(capabilities(), role), **{name: MODEL[name]})})
-    assert engine_coordinate(changed) != engine_coordinate(capabilities())
+    assert_named(coordinate(engine=engine_manifest(changed)), f"engine.{role}.{name}")
+
+
+@pytest.mark.parametrize("part", ["draws", "processors"])
+def test_randomness_and_the_order_of_processors(part):
+    manifest = json.loads(engine_manifest(capabilities()))
+    value = manifest[part]
+    manifest[part] = value[::-1] if isinstance(value, str) else {**value, "draft": ["bias"]}
+    assert_named(coordinate(engine=json.dumps(manifest)), f"engine.{part}")
+
+
+# What stands in the manifest under another name than the field's.
+RENAMED = {"tokens": "length", "sampling": "settings.seed", "stop": "settings.max_tokens"}
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_every_field_of_a_group(name):
-    assert digest(replace(GROUP, **{name: CHANGES[name]})) != digest()
+    changed = replace(GROUP, **{name: CHANGES[name]})
+    assert_named(coordinate(changed), f"groups[0].{RENAMED.get(name, name)}")
 
 
 @pytest.mark.parametrize("name", SAMPLING)
 def test_every_sampling_setting(name):
     sampling = replace(GROUP.sampling, **{name: SAMPLING[name]})
-    assert digest(replace(GROUP, sampling=sampling)) != digest()
+    assert_named(coordinate(replace(GROUP, sampling=sampling)), f"groups[0].settings.{name}")
 
 
 @pytest.mark.parametrize("name", STOP)
 def test_every_stop_rule(name):
-    assert digest(replace(GROUP, stop=replace(GROUP.stop, **{name: STOP[name]}))) != digest()
+    stop = replace(GROUP.stop, **{name: STOP[name]})
+    assert_named(coordinate(replace(GROUP, stop=stop)), f"groups[0].settings.{name}")
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_every_part_of_the_start_state(name):
+    assert_named(coordinate(state=STARTS[name]), f"groups[0].{name}")
+
+
+def test_the_round_its_layout_and_its_company():
+    assert_named(coordinate(number=2), "round")
+    assert_named(coordinate(layout=Layout.RETAINED_FRONTIER), "layout")
+    engine = engine_manifest(capabilities())
+    pair = [named(GROUP), named(replace(GROUP, request=2))]
+    two, swapped = (
+        round_coordinate(engine, 1, Layout.REPLAY_FRONTIER, each) for each in (pair, pair[::-1])
+    )
+    assert_named(two, "groups")
+    assert difference(swapped, two) == "groups[0].request 2, expected 1"
 
 
 def test_every_way_to_draft():
-    digests = {digest(replace(GROUP, draft=draft)) for draft in DRAFTS}
+    digests = {coordinate(replace(GROUP, draft=draft)).digest for draft in DRAFTS}
     assert len(digests) == len(DRAFTS)
-
-
-def test_history_engine_round_and_company():
-    assert len({digest(), digest(history="g"), digest(engine="f"), digest(number=2)}) == 4
-    other = replace(GROUP, request=2)
-    pair = [named(GROUP), named(other)]
-    swapped = round_coordinate("e", 1, Layout.REPLAY_FRONTIER, pair[::-1])
-    assert round_coordinate("e", 1, Layout.REPLAY_FRONTIER, pair) not in {swapped, digest()}
 
 
 def test_equal_coordinates_are_equal():
     first = {1: 0.5, 2: 1.0}
     second = dict(reversed(first.items()))
-    digests = {
-        digest(replace(GROUP, sampling=replace(GROUP.sampling, logit_bias=bias)))
+    one, other = (
+        coordinate(replace(GROUP, sampling=replace(GROUP.sampling, logit_bias=bias)))
         for bias in (first, second)
-    }
-    assert len(digests) == 1
-    assert engine_coordinate(capabilities()) == engine_coordinate(capabilities())
+    )
+    assert one == other
+    assert difference(one, other) is None
+
+
+def test_the_digest_is_that_of_the_manifest_which_is_json():
+    found = coordinate()
+    assert found.digest == digest_of(found.manifest)
+    assert json.loads(found.manifest)["groups"][0]["settings"]["temperature"] == 1.0
+
+
+def test_a_number_is_not_the_flag_that_equals_it():
+    changed = replace(GROUP, emits=1)
+    assert difference(coordinate(changed), coordinate()) == "groups[0].emits 1, expected true"
+
+
+def test_a_digest_that_no_field_explains_is_told_as_such():
+    found = replace(coordinate(), digest="0" * 64)
+    assert difference(found, coordinate()).startswith("digest 000000000000, expected ")
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_a_stale_result_is_refused_by_the_field_that_differs(layout):
+    rig = Rig(config(layout=layout))
+    rig.submit(request(1), request(2, (4, 5)))
+    plan, jobs = rig.plan()
+    result = rig.runner.run(plan)
+    manifest = json.loads(plan.coordinate.manifest)
+    manifest["groups"][1]["start"] = 1
+    text = json.dumps(manifest)
+    stale = Coordinate(manifest=text, digest=digest_of(text))
+    with pytest.raises(CommitRejected, match=r"groups\[1\]\.start 1, expected 0"):
+        stage_round(plan, jobs, replace(result, coordinate=stale))
+    assert stage_round(plan, jobs, result)

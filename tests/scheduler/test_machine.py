@@ -323,8 +323,9 @@ def test_a_plan_of_changed_results_is_refused_whole():
     rig.submit(request(1), request(2, (4, 5)))
     plan, jobs = rig.plan()
     result = rig.runner.run(plan)
-    for change in ({"digest": "other"}, {"round_id": 99}):
-        with pytest.raises(CommitRejected, match="stale result: round_id"):
-            stage_round(plan, jobs, replace(result, **change))
+    elsewhere = replace(plan.coordinate, digest="other")
+    for name, value in (("coordinate", elsewhere), ("round_id", 99)):
+        with pytest.raises(CommitRejected, match=rf"stale result: ({name}|digest)"):
+            stage_round(plan, jobs, replace(result, **{name: value}))
     with pytest.raises(CommitRejected, match="stale result: request"):
         stage_round(plan, jobs, replace(result, groups=result.groups[::-1]))

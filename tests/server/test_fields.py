@@ -64,6 +64,7 @@ SHARED_TAKEN = {
         *({}, {"enabled": False}, {"k": 0}, {"k": 8}, {"k": "auto"}, None),
         *({"verifier": "token"}, {"verifier": "block"}, {"verifier": "shared-noise"}),
         *({"proposer": "auto"}, {"proposer": "draft_model"}, {"proposer": "ngram"}),
+        *({"min_confidence": 0}, {"min_confidence": 0.99}, {"min_confidence": None}),
     ],
     "a field nobody knows": [1, {"x": [1]}, None],
 }
@@ -142,6 +143,7 @@ SHARED_REFUSED = {
     "speculation": [
         *(({"k": 9}, "speculation.k"), ({"k": -1}, "speculation.k"), (True, "speculation")),
         *(({"k": "many"}, "speculation.k"), ({"enabled": 1}, "speculation.enabled")),
+        *(({"min_confidence": c}, "speculation.min_confidence") for c in (1, -0.1, "high")),
         ({"proposer": "suffix"}, "speculation.proposer"),
         ({"verifier": "typical"}, "speculation.verifier"),
     ],

@@ -82,6 +82,7 @@ def test_the_longest_draft(k, k_max, longest):
         ({"port": "65536"}, "port=65536"),
         ({"device": "tpu"}, "device=tpu"),
         ({"verifier": "typical"}, "verifier=typical"),
+        ({"layout": "row_major"}, "layout=row_major"),
         ({"proposer": "suffix"}, "proposer=suffix"),
         ({"k": "long"}, "k=long"),
         ({"k": "-1"}, "k=-1"),

@@ -102,6 +102,11 @@ def test_speculation(asked, k, verifier, proposer):
     assert found.proposer is (proposer or ProposerKind.NONE)
 
 
+def test_the_confidence_that_a_draft_needs():
+    for asked, floor in (({}, 0.0), ({"min_confidence": 0.3}, 0.3), ({"min_confidence": None}, 0.0)):
+        assert requests({"speculation": asked})[0].speculation.min_confidence == floor
+
+
 def test_the_servers_own_defaults_of_speculation():
     served = serving(verifier=Verifier.SHARED_NOISE, proposer=ProposerKind.NGRAM, draft_pool=None)
     found = requests({}, served=served)[0].speculation

@@ -76,7 +76,7 @@ class ScriptedRunner:
         timings = RoundTimings(draft=0.0, verify=0.0, decide=0.0, forward=0.0)
         return RoundResult(
             round_id=plan.round_id,
-            digest=plan.digest,
+            coordinate=plan.coordinate,
             groups=groups,
             timings=timings,
             target_rows=0,

@@ -4,7 +4,7 @@ import pytest
 from tokenizers import AddedToken, normalizers
 
 from scheduler.errors import ModelRefused
-from scheduler.runtime.admission_checks import check_pair
+from scheduler.runtime.admission_checks import check_pair, event_space_digest
 
 
 def _refusal(target, draft, widths=(300, 300)) -> str:
@@ -60,3 +60,29 @@ def test_a_normalizer_that_only_one_has_is_refused(byte_tokenizer):
 def test_a_token_without_a_logit_is_refused(byte_tokenizer, widths, role):
     message = _refusal(byte_tokenizer("ab"), byte_tokenizer("ab"), widths)
     assert f"the {role} has logits for 256 ids, the tokenizer uses 257" in message
+
+
+def test_the_digest_of_an_event_space_is_of_its_content(byte_tokenizer):
+    def lowered(tokenizer):
+        tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+        return tokenizer
+
+    def flagged(tokenizer):
+        tokenizer.add_tokens([AddedToken("ab", special=True)], special_tokens=True)
+        return tokenizer
+
+    same = {event_space_digest(byte_tokenizer("ab", "cd")) for _ in range(2)}
+    others = {
+        event_space_digest(each)
+        for each in (
+            byte_tokenizer("ab", "ce"),
+            byte_tokenizer("cd", "ab"),
+            byte_tokenizer("ab"),
+            byte_tokenizer("ab", "cd", prefix_space=True),
+            lowered(byte_tokenizer("ab", "cd")),
+            flagged(byte_tokenizer("ab", "cd")),
+        )
+    }
+    assert len(same) == 1
+    assert len(others) == 6
+    assert not same & others
