@@ -6,6 +6,7 @@ import importlib.util
 import runpy
 import sys
 from collections.abc import Sequence
+from json import dumps
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -32,11 +33,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     if given and given[0] in _TOOLS:
         return _run_tool(given[0], given[1:])
+    if given and given[0] == "ledger":
+        return _ledger(given[1:])
     parsed = vars(_parser().parse_args(given))
-    if parsed.pop("command") == "version":
+    command = parsed.pop("command")
+    if command == "version":
         _say(f"fencepost {version()}")
         return 0
-    return _serve(parsed)
+    return _explain(**parsed) if command == "explain" else _serve(parsed)
 
 
 def _serve(flags: dict[str, object]) -> int:
@@ -48,6 +52,30 @@ def _serve(flags: dict[str, object]) -> int:
         sys.stderr.write(f"fencepost: cannot start: {problem}\n")
         return 2
     return status
+
+
+def _explain(log: list[str], by: str | None, *, json: bool) -> int:
+    # Like the server, only now: nobody else waits for it.
+    reader = importlib.import_module("telemetry.explain")
+    shown = importlib.import_module("telemetry.explain_text")
+    try:
+        report = reader.explain(log, sys.stdin.buffer, by)
+    except reader.Unreadable as problem:
+        sys.stderr.write(f"fencepost: cannot explain {problem}\n")
+        return 2
+    _say(dumps(shown.as_data(report)) if json else shown.as_text(report))
+    status: int = report.status
+    return status
+
+
+def _ledger(arguments: list[str]) -> int:
+    status: int = importlib.import_module("server.ledger.command").run(arguments, _draw)
+    return status
+
+
+def _draw(inputs: object, figures: object, path: Path) -> None:
+    """Imported only when a picture is asked for: matplotlib is heavy, and optional."""
+    importlib.import_module("server.ledger.plot").draw(inputs, figures, path)
 
 
 def _run_tool(name: str, arguments: list[str]) -> int:
@@ -85,12 +113,33 @@ def _parser() -> argparse.ArgumentParser:
     for name, field in Settings.model_fields.items():
         _add_flag(serve, name, field)
     _refuse_adapters(serve)
+    _add_explain(commands)
     commands.add_parser("bench", help="measure this engine on model pairs (source tree only)")
     commands.add_parser(
         "pair", help="train and evaluate the embedded pair (from an installed package too)"
     )
+    commands.add_parser("ledger", help="say what speculation is worth at each K, and which is best")
     commands.add_parser("version", help="print the version")
     return parser
+
+
+def _add_explain(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    explain = commands.add_parser(
+        "explain",
+        help="check an acceptance log and say where acceptance was lost",
+        description="Check the arithmetic of every record of an acceptance log (serve "
+        "--acceptance-log FILE) and say where acceptance was lost.",
+        epilog="Exit status: 0 when every record checks, 1 when one does not or a line is "
+        "malformed, 2 when a log cannot be read.",
+        allow_abbrev=False,
+    )
+    explain.add_argument(
+        "log", nargs="+", metavar="LOG", help="file, rotated ones too in any order; - reads stdin"
+    )
+    explain.add_argument(
+        "--by", choices=("policy", "domain", "proposer", "k"), help="figures by one of these"
+    )
+    explain.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def _add_flag(parser: argparse.ArgumentParser, name: str, field: FieldInfo) -> None:

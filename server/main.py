@@ -13,13 +13,17 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from scheduler.runner import ModelIdentity
+from scheduler.stats import StatsSink
 from server.api import Api, ApiOptions
 from server.app import create_app
 from server.backend import Backend
@@ -27,7 +31,11 @@ from server.connection import Connection
 from server.outcomes import CallOutcome, OutcomeSink
 from server.settings import Settings, SettingsError
 from server.version import version
+from telemetry.acceptance_log import AcceptanceLog
+from telemetry.acceptance_log_files import RotatingFile
+from telemetry.acceptance_log_lines import LogHeader, header_line
 from telemetry.aliases import VllmAliases
+from telemetry.fan_out import FanOut
 from telemetry.loop_lag import LagMonitor
 from telemetry.metrics import Metrics, new_registry
 from telemetry.page import render
@@ -87,6 +95,7 @@ class _Process:
         self._backend = Backend(heartbeat_seconds=settings.heartbeat_seconds)
         self._registry: CollectorRegistry = new_registry()
         self._loaded: Loaded | None = None
+        self._log: AcceptanceLog | None = None
         self._stop = asyncio.Event()
         self._signals = 0
         self._metrics = Metrics(
@@ -116,6 +125,8 @@ class _Process:
         finally:
             if engine is not None:
                 await self._drain(engine)
+            if self._log is not None:
+                await asyncio.to_thread(self._log.close)
             server.should_exit = True
             await serving
             lag.cancel()
@@ -163,12 +174,31 @@ class _Process:
         assembly = await asyncio.to_thread(importlib.import_module, "server.assembly")
         loaded: Loaded = await asyncio.to_thread(assembly.load, settings)
         await assembly.warm_up(loaded)
-        engine: Engine = assembly.build_engine(loaded, PrometheusSink(self._metrics))
+        sink = await asyncio.to_thread(self._sink, loaded)
+        engine: Engine = assembly.build_engine(loaded, sink)
         await engine.start()
         self._loaded = loaded
         self._backend.install(assembly.serving_over(engine, loaded, settings))
         logger.info("tokenizer_size=%d", len(loaded.tokenizer.pieces.table))
         return engine
+
+    def _sink(self, loaded: "Loaded") -> StatsSink:
+        """Where the engine reports to. Blocks. Raises SettingsError when a log cannot be begun."""
+        counting, settings = PrometheusSink(self._metrics), self._settings
+        if settings.acceptance_log is None:
+            return counting
+        try:
+            file = RotatingFile(
+                settings.acceptance_log,
+                limit=settings.acceptance_log_bytes,
+                kept=settings.acceptance_log_files,
+                header=partial(header_line, _log_header(settings, loaded)),
+            )
+        except OSError as problem:
+            raise SettingsError(f"acceptance_log={settings.acceptance_log}: {problem}") from None
+        metrics = self._metrics.acceptance_log
+        self._log = AcceptanceLog(file, metrics, domains=settings.domains)
+        return FanOut(counting, self._log)
 
     def _announce(self, listener: socket.socket) -> None:
         host, port = listener.getsockname()[:2]
@@ -203,6 +233,24 @@ class _Process:
 
     def _device_memory(self) -> float:
         return 0.0 if self._loaded is None else float(self._loaded.pair.runner.memory_bytes())
+
+
+def _log_header(settings: Settings, loaded: "Loaded") -> LogHeader:
+    capabilities = loaded.pair.runner.capabilities()
+    draft = capabilities.draft
+    return LogHeader(
+        target=settings.names[0],
+        draft=None if draft is None else _model_name(draft),
+        dtype=capabilities.target.dtype,
+        layout=loaded.config.layout.value,
+        server_version=version(),
+        started=datetime.now(UTC).isoformat(timespec="milliseconds"),
+    )
+
+
+def _model_name(model: ModelIdentity) -> str:
+    """A repository's name, or a folder's own name without the way to it."""
+    return Path(model.name).name if Path(model.name).is_absolute() else model.name
 
 
 def _listen(settings: Settings) -> socket.socket:

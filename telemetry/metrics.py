@@ -26,6 +26,7 @@ __all__ = [
     "PREFIX_BUCKETS",
     "PROPOSERS",
     "SPECULATION",
+    "AcceptanceLogMetrics",
     "HttpMetrics",
     "LawMetrics",
     "LoadMetrics",
@@ -248,6 +249,26 @@ class HttpMetrics:
         self._children["499" if status == 499 else f"{status // 100}xx"].inc()
 
 
+class AcceptanceLogMetrics:
+    """What became of the records for the acceptance log; all zero when none is kept."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        records = PlainCounter(
+            registry,
+            PREFIX + "acceptance_log_records",
+            "Records for the acceptance log; dropped ones found its queue full or the log off.",
+            ("outcome",),
+            [(outcome,) for outcome in ("written", "dropped", "failed")],
+        )
+        self.written, self.dropped = records.cell("written"), records.cell("dropped")
+        self.failed = records.cell("failed")
+        self.failures = PlainCounter(
+            registry,
+            PREFIX + "acceptance_log_failures",
+            "Faults of the disk that turned the acceptance log off.",
+        ).cell()
+
+
 class Metrics:
     """All families of one engine. `domains` is the allow-list; the rest is counted as `other`.
 
@@ -272,6 +293,7 @@ class Metrics:
         self.load = LoadMetrics(registry)
         self.requests = RequestMetrics(registry)
         self.http = HttpMetrics(registry)
+        self.acceptance_log = AcceptanceLogMetrics(registry)
         self.loop_lag = WeightedHistogram(
             registry,
             PREFIX + "event_loop_lag_seconds",

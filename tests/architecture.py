@@ -24,7 +24,7 @@ ROOMS = {
     "scheduler.proposers": ("scheduler.*", "scheduler.sampling"),
     "scheduler.runtime": (*CORE_RECORDS, "scheduler.sampling"),
     "server": ("scheduler.*",),
-    "server.cli": ("scheduler.*", "server"),
+    "server.cli": ("scheduler.*", "server", "telemetry.explain", "telemetry.explain_text"),
     "server.main": EVERYTHING,  # with the next one the composition root
     "server.assembly": EVERYTHING,
     "telemetry": tuple(f"scheduler.{name}" for name in ("stats", "events", "plan", "request")),

@@ -139,6 +139,7 @@ def test_an_arrow_that_is_not_in_the_picture_is_found(name, line):
         ("server.routes.chat", "from scheduler.request import Request"),
         ("server.routes.chat", "from server.errors import refusal"),
         ("server.cli", "importlib.import_module('server.main')"),
+        ("server.cli", "importlib.import_module('telemetry.explain')"),
         ("server.main", "from telemetry.sink import PrometheusSink"),
         ("server.main", "from scheduler.assembly import build_engine"),
         ("server.assembly", "from scheduler.runtime.create import create_runner"),

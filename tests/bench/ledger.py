@@ -1,7 +1,7 @@
 """Times forwards alone and predicts from them what speculation is worth at concurrency 1.
 
-E[G] / (1 + K c) is Leviathan et al. (arXiv 2211.17192), theorem 3.8, with reach acceptances by
-position. Knows forwards and ratios, nothing of engines.
+The formulas are those of `scheduler.speedup`, with reach acceptances by position. Knows forwards
+and ratios, nothing of engines.
 """
 
 import statistics
@@ -13,8 +13,8 @@ import torch
 from scheduler.runtime.forward import Forward
 from scheduler.runtime.rows import Segment, pack
 from scheduler.runtime.torch_runner import Pair
+from scheduler.speedup import expected_committed, goodput, round_time
 from tests.bench.figures import Ledger, Level, Prediction, RowCost
-from tests.bench.reduction import expected_committed
 
 _CONTEXT = 200
 _WIDEST = 16
@@ -67,13 +67,13 @@ def predict(ledger: Ledger, level: Level) -> Prediction | None:
     on = level.on
     if not on.positions:
         return None
-    expected = expected_committed([place.acceptance for place in on.positions])
-    drafting = on.k * ledger.c
-    flat = expected / (1.0 + drafting)
-    with_verify = expected / (ledger.verify_ratio + drafting)
+    profile = [place.acceptance for place in on.positions]
+    # All K drafts are paid for, also where none of the last ones was ever reached.
+    flat = goodput(profile, round_time(on.k, draft=ledger.c, verify=1.0))
+    with_verify = goodput(profile, round_time(on.k, draft=ledger.c, verify=ledger.verify_ratio))
     achieved = level.decode_speedup.median
     return Prediction(
-        expected=expected,
+        expected=expected_committed(profile),
         flat=flat,
         with_verify=with_verify,
         achieved=achieved,

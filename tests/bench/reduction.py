@@ -6,8 +6,6 @@ weigh short rounds like long ones.
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
-from operator import mul
 
 from scheduler.stats import SpeculationStats, StepStats
 from tests.bench.figures import Arm, Level, Position, RoundParts, spread
@@ -66,11 +64,6 @@ def positions(rounds: Sequence[SpeculationStats]) -> tuple[Position, ...]:
             )
         )
     return tuple(found)
-
-
-def expected_committed(acceptances: Sequence[float]) -> float:
-    """E[G] = 1 + sum of s_j, where s_j is the product of the first j reach acceptances."""
-    return 1.0 + float(sum(accumulate(acceptances, mul)))
 
 
 def percentile(values: Iterable[float], share: float) -> float:

@@ -12,7 +12,7 @@ from scheduler.stats import SpeculationStats
 from tests.bench.__main__ import main
 from tests.bench.options import read_options
 from tests.bench.prompts import text_prompts
-from tests.bench.reduction import expected_committed, percentile, positions
+from tests.bench.reduction import percentile, positions
 from tests.bench.synthetic import Shape, build_pair
 from tests.bench.table import aligned
 
@@ -145,14 +145,6 @@ def test_unreached_positions_say_nothing():
     assert (first.reached, first.accepted) == (4, 3)
     assert (second.reached, second.accepted) == (2, 1)
     assert second.mass_acceptance == 0.5
-
-
-@pytest.mark.parametrize(
-    ("acceptances", "expected"),
-    [([], 1.0), ([0.6, 0.6], 1.96), ([0.95, 0.9, 0.6, 0.4], 3.5232), ([1.0] * 4, 5.0)],
-)
-def test_expected_committed_is_one_and_the_survivals(acceptances, expected):
-    assert expected_committed(acceptances) == pytest.approx(expected, abs=5e-5)
 
 
 def test_percentile_takes_a_value_that_occurred():

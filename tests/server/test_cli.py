@@ -1,5 +1,7 @@
 """The command line without its models: help, versions, refusals, exit statuses."""
 
+import io
+import json
 import subprocess
 import sys
 
@@ -7,6 +9,8 @@ import pytest
 
 from server import cli
 from server.settings import Settings
+from tests.oracles.rig import request
+from tests.telemetry.logs import lines_of, served
 
 
 class FakeMain:
@@ -78,6 +82,55 @@ def test_help_says_what_needs_the_source_tree(capsys):
     assert "on model pairs (source tree only)" in lines
     assert lines.count("source tree") == 1
     assert "embedded pair (from an installed package too)" in lines
+
+
+@pytest.fixture
+def log(tmp_path):
+    """A log with a sound round of one request."""
+    _, steps = served(request(1, (1, 2), max_tokens=6, temperature=1.0))
+    path = tmp_path / "accept.log"
+    path.write_bytes(b"".join(lines_of(steps)))
+    return path
+
+
+def test_explain_says_that_a_log_checks(log, capsys):
+    assert cli.main(["explain", str(log)]) == 0
+    shown = capsys.readouterr().out
+    assert "every record checks" in shown
+    assert "where acceptance was lost" in shown
+    assert cli.main(["explain", str(log), "--json", "--by", "policy"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["parts"]) == {"policy=token"}
+
+
+def test_explain_shows_what_does_not_check(log, capsys):
+    lines = log.read_bytes().splitlines(keepends=True)
+    lines[2] = lines[2].replace(b'"uniform":0.', b'"uniform":7.')
+    log.write_bytes(b"".join(lines))
+    assert cli.main(["explain", str(log)]) == 1
+    assert f"{log}:3: sampling mismatch (uniform)" in capsys.readouterr().out
+
+
+def test_explain_reads_standard_input(log, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(log.read_bytes())))
+    assert cli.main(["explain", "-"]) == 0
+    assert "1 request in 1 file" in capsys.readouterr().out
+
+
+def test_explain_names_what_it_cannot_read(log, capsys):
+    log.write_text("hello\n")
+    assert cli.main(["explain", str(log)]) == 2
+    assert cli.main(["explain", f"{log}.9"]) == 2
+    shown = capsys.readouterr().err
+    assert f"fencepost: cannot explain {log}: no acceptance log: not JSON\n" in shown
+    assert f"{log}.9: No such file" in shown
+
+
+def test_explain_helps(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["explain", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--by {policy,domain,proposer,k}" in shown
+    assert "Exit status: 0 when every record checks, 1 when one does not" in shown
 
 
 def test_version(capsys):

@@ -1,5 +1,6 @@
 """The whole process with models that recite: listens first, announces itself, drains, exits."""
 
+import json
 import logging
 import os
 import signal
@@ -17,6 +18,7 @@ from scheduler.errors import ModelRefused
 from server import main
 from server.settings import Settings, SettingsError
 from server.tokenizer import TokenizerService
+from tests.oracles.rig import capabilities, config
 from tests.server.world import ScriptedRunner, engine_over, new_tokenizer, serving_of
 
 
@@ -25,6 +27,9 @@ class FakeRunner(ScriptedRunner):
 
     def memory_bytes(self):
         return 12_345
+
+    def capabilities(self):
+        return capabilities()
 
 
 @dataclass
@@ -48,6 +53,7 @@ class FakeAssembly:
         tokenizer = new_tokenizer()
         self.runner = FakeRunner(1, len(tokenizer))
         self.pair = FakePair(self.runner)
+        self.config = config()
         self.runner.default = tuple(tokenizer.encode("The river.", add_special_tokens=False))
         self.tokenizer = TokenizerService(tokenizer, frozenset({1}))
         return self
@@ -209,6 +215,34 @@ def test_what_cannot_be_loaded_ends_it(assembly, settings):
     assembly.gate.set()
     with pytest.raises(ModelRefused, match="another vocabulary"):
         main.serve(settings)
+
+
+def test_the_acceptance_log_is_whole_when_the_server_ends(assembly, settings, tmp_path):
+    assembly.gate.set()
+    path = tmp_path / "accept.log"
+
+    def steps(client, _stopper):
+        until(lambda: ready(client))
+        assert complete(client).status_code == 200
+        page = client.get("/metrics").text
+        assert 'fencepost_acceptance_log_records_total{outcome="dropped"} 0.0' in page
+        assert "fencepost_tokens_committed_total 4.0" in page
+
+    assert visit(settings.model_copy(update={"acceptance_log": path}), steps) == 0
+    assert "acceptance-log" not in {thread.name for thread in threading.enumerate()}
+    header, *records = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    assert (header["target"], header["dtype"]) == ("fencepost-pair", "f32")
+    assert (header["draft"], header["layout"]) == ("d", "replay_frontier")
+    assert records
+    rounds = {each["round_id"]: each["committed_token_count"] for each in records}
+    assert sum(rounds.values()) == 4
+
+
+def test_a_log_that_cannot_be_begun_is_named(assembly, settings, tmp_path):
+    assembly.gate.set()
+    late = settings.model_copy(update={"acceptance_log": tmp_path / "gone" / "accept.log"})
+    with pytest.raises(SettingsError, match=r"acceptance_log=.*No such file"):
+        main.serve(late)
 
 
 def test_a_port_in_use_is_named(settings):

@@ -103,7 +103,11 @@ def test_speculation(asked, k, verifier, proposer):
 
 
 def test_the_confidence_that_a_draft_needs():
-    for asked, floor in (({}, 0.0), ({"min_confidence": 0.3}, 0.3), ({"min_confidence": None}, 0.0)):
+    for asked, floor in (
+        ({}, 0.0),
+        ({"min_confidence": 0.3}, 0.3),
+        ({"min_confidence": None}, 0.0),
+    ):
         assert requests({"speculation": asked})[0].speculation.min_confidence == floor
 
 

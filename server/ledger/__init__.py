@@ -1,0 +1,1 @@
+"""`fencepost ledger`: prices speculation on paper, before or beside a running server."""
