@@ -14,7 +14,6 @@ PIP := $(BIN)/python -m pip install --no-input --disable-pip-version-check
 TORCH_INDEX ?=
 PORT ?= 8000
 ARGS ?=
-PROOFS := tests/scheduler/sampling tests/scheduler/runtime/test_round.py tests/identity
 
 .PHONY: help env serve test check prove bench pair
 
@@ -49,8 +48,8 @@ check: $(STAMP) ## Check format, lint and types
 	$(BIN)/mypy
 	@if test -x $(BIN)/hadolint; then $(BIN)/hadolint Dockerfile; fi
 
-prove: $(STAMP) ## Prove the output law by enumeration
-	$(BIN)/python -m pytest $(PROOFS) $(ARGS)
+prove: $(STAMP) ## Prove law, state and randomness, print one table (ARGS='--full --json FILE')
+	$(BIN)/python -m tests.prove $(ARGS)
 
 bench: $(STAMP) ## Measure and print the figures (ARGS='--json FILE')
 	$(BIN)/python -m tests.bench $(ARGS)

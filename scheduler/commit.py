@@ -270,9 +270,9 @@ class Ledger:
         if self.has_published(record):
             return CommitOutcome.REPLAYED
         state = self._states.get(record.request_id)
-        if state is None or not self.awaits(
-            record.request_id, record.expected_generation, record.round_id
-        ):
+        if state is None or state.generation != record.expected_generation:
+            return CommitOutcome.STALE
+        if self.has_aborted(record.request_id, record.round_id):
             return CommitOutcome.STALE
         check_postconditions(state, record, staged.successor)
         advance(staged.phase, Phase.PUBLISHED)
@@ -290,12 +290,16 @@ class Ledger:
         """Whether a result of this round, planned at `generation`, may still be published."""
         state = self._states.get(request_id)
         current = state is not None and state.generation == generation
-        return current and round_id > self._aborted.get(request_id, 0)
+        return current and not self.has_aborted(request_id, round_id)
+
+    def has_aborted(self, request_id: int, round_id: int) -> bool:
+        """Whether this round, or a later one, ended without publication for the request."""
+        return round_id <= self._aborted.get(request_id, 0)
 
     def abort(self, request_id: int, round_id: int) -> None:
         """End a round without publication: a result of it that comes later is stale. What the
         runner kept for its successor may be gone by then."""
-        self._aborted[request_id] = round_id
+        self._aborted[request_id] = max(round_id, self._aborted.get(request_id, 0))
 
     def replace(self, request_id: int, successor: RequestState) -> None:
         """Install the successor of a preemption: same output, next generation.

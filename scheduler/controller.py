@@ -1,4 +1,12 @@
-"""How many tokens to draft for each request, decided before anything of the round is drawn."""
+"""How many tokens to draft for each request, decided before anything of the round is drawn.
+
+A biased policy needs a drawn token, or something that follows from one, before it settles what is
+verified (contract section 3). Nobody who chooses here has that: a controller decides on a
+`LoadView` of numbers, a proposer on published tokens, and then the plan is frozen and digested.
+The drafter itself holds a row against a threshold before it draws from that row. `learn` does show
+draws, of rounds that are over: their keys never come again, unless a round broke, and that one is
+tried again with the K that it had.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

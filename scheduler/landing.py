@@ -240,7 +240,7 @@ def emitted(job: Job, staged: Staged) -> tuple[EmittedToken, ...]:
 def draft_rows_after(group: Group, result: GroupResult, tokens: tuple[int, ...]) -> int:
     """The draft ledger after a round: the rows that are, by identity, a prefix of `tokens`.
 
-    None count when the cache was lost: a draft row had no law, and the runner has cleared it.
+    None count when the cache was lost: a draft row had no law, and the runner will clear it.
     """
     if not isinstance(group.draft, DeviceDraft) or result.draft_lost:
         return 0

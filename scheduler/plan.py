@@ -149,7 +149,7 @@ class GroupResult:
     `written` are the ids whose K/V rows the target call wrote, from position `start` on.
     `emitted` is the accepted prefix and the terminal. `outcomes` has one entry a drafted token;
     positions 0 .. accepted (the first rejection included) were reached. `draft_written` are the
-    ids of the draft's own new rows, from its `rows` on; `draft_lost` says that its cache had to be
+    ids of the draft's own new rows, from its `rows` on; `draft_lost` says that its cache is to be
     cleared; `fallback` that the terminal's residual had no mass, and it was drawn from the target's
     row. `error` is set when the row law was unusable (NaN, or nothing left to draw): then nothing
     was emitted.

@@ -6,6 +6,7 @@ sliding-window layer, `position(v) > position(u) - window`).
 """
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -23,6 +24,20 @@ class LayerAttention:
     scale: float
     window: int | None = None
     softcap: float | None = None
+
+
+@runtime_checkable
+class Attention(Protocol):
+    """The attention of one packed call over N rows, asked once a layer."""
+
+    def attend(self, spec: LayerAttention, query: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        """Write the rows' K/V, then attend.
+
+        `query` [N, heads, head_dim], `new` [N, 2 * kv_heads, head_dim] (K heads, then V heads),
+        both rotated already; returns [N, heads * head_dim], all in the pool's dtype. With
+        `share = heads / kv_heads`, query head `g * kv_heads + k` reads K/V head `k`.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +78,7 @@ class PackedAttention:
         self._views: dict[int | None, list[GroupView]] = {}
 
     def attend(self, spec: LayerAttention, query: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        """Write the rows' K/V, then attend.
-
-        `query` [N, heads, head_dim], `new` [N, 2 * kv_heads, head_dim] (K heads, then V heads),
-        both rotated already; returns [N, heads * head_dim], all in the pool's dtype.
-        """
+        """Write the rows' K/V, then attend, as `Attention` says."""
         self._pool.layers[spec.layer].index_put_(self._slots, new)
         views = self._views.get(spec.window)
         if views is None:

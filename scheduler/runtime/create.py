@@ -3,7 +3,7 @@
 import logging
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import transformers
@@ -12,8 +12,9 @@ from transformers import PreTrainedTokenizerBase
 from scheduler.config import PoolConfig
 from scheduler.errors import ConfigRefused, ModelRefused
 from scheduler.runner import Capabilities
-from scheduler.runtime.admission_checks import check_pair
+from scheduler.runtime.admission_checks import check_pair, event_space_digest
 from scheduler.runtime.forward import TransformersForward
+from scheduler.runtime.invariant import InvariantForward, invariant_forward
 from scheduler.runtime.loading import (
     DtypeChoice,
     LoadedModel,
@@ -46,6 +47,7 @@ class PairOptions:
     max_requests: int = 64
     kv_bytes: int | None = None
     block_size: int = 16
+    batch_invariant: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,7 @@ class LoadedPair:
 
 def create_runner(options: PairOptions, clock: Callable[[], float]) -> LoadedPair:
     """Load, check and size. Raises ModelRefused or ConfigRefused, naming model or setting."""
-    device = _device(options.device)
+    device = _device(options)
     tokenizer = load_tokenizer(options.target)
     drafter = None if options.draft is None else load_tokenizer(options.draft)
     if drafter is not None:  # before any weights: a wrong tokenizer is told at once
@@ -80,12 +82,16 @@ def create_runner(options: PairOptions, clock: Callable[[], float]) -> LoadedPai
         asked = options.draft_max_len or draft.max_positions
         draft_max_len = min(asked, draft.max_positions, max_model_len)
     pool = PoolConfig(blocks=tokens // options.block_size, block_size=options.block_size)
+    forward = _target_forward(options, target, pool)
     pair = Pair(
-        target=TransformersForward(target, pool),
+        target=forward,
         draft=None if draft is None else TransformersForward(draft, pool),
         vocabulary=vocabulary,
     )
-    capabilities = _capabilities(target, draft, vocabulary, device)
+    capabilities = replace(
+        _capabilities(target, draft, vocabulary, forward),
+        event_space=event_space_digest(tokenizer),
+    )
     return LoadedPair(
         runner=TorchRunner(pair, capabilities, CounterRandomness(), clock),
         tokenizer=tokenizer,
@@ -97,12 +103,27 @@ def create_runner(options: PairOptions, clock: Callable[[], float]) -> LoadedPai
     )
 
 
-def _device(name: str) -> torch.device:
+def _device(options: PairOptions) -> torch.device:
+    name = options.device
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cuda" and not torch.cuda.is_available():
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    elif name == "cuda" and not torch.cuda.is_available():
         raise ConfigRefused("device=cuda: torch sees no CUDA device")
+    if options.batch_invariant and name != "cpu":
+        raise ConfigRefused(
+            f"batch_invariant=true, device={options.device}: the models would run on {name}, and "
+            "the mode knows the cpu only; set device=cpu"
+        )
     return torch.device(name)
+
+
+def _target_forward(
+    options: PairOptions, target: LoadedModel, pool: PoolConfig
+) -> TransformersForward | InvariantForward:
+    """The target over its pool. A draft needs no such mode: it only proposes."""
+    if options.batch_invariant:
+        return invariant_forward(target, pool)
+    return TransformersForward(target, pool)
 
 
 def _event_space(
@@ -163,7 +184,10 @@ def _context(options: PairOptions, target: LoadedModel, tokens: int) -> int:
 
 
 def _capabilities(
-    target: LoadedModel, draft: LoadedModel | None, vocabulary: int, device: torch.device
+    target: LoadedModel,
+    draft: LoadedModel | None,
+    vocabulary: int,
+    forward: TransformersForward | InvariantForward,
 ) -> Capabilities:
     return Capabilities(
         target=target.identity,
@@ -171,9 +195,10 @@ def _capabilities(
         vocabulary=vocabulary,
         max_positions=target.max_positions,
         draft_max_positions=0 if draft is None else draft.max_positions,
-        device=str(device),
+        device=str(target.device),
         software=(
             f"torch {torch.__version__}, transformers {transformers.__version__}, "
             f"{platform.machine()}"
         ),
+        numerics=forward.numerics,
     )

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from transformers import AttentionInterface, PreTrainedModel
 
-from scheduler.runtime.attention import LayerAttention, PackedAttention
+from scheduler.runtime.attention import Attention, LayerAttention
 from scheduler.runtime.linear import LinearModule, build_linear
 from scheduler.runtime.rows import PackedRows
 
@@ -25,7 +25,7 @@ class Decoder(Protocol):
     """The layers of a model between token ids and the output head."""
 
     def hidden(
-        self, token_ids: torch.Tensor, rows: PackedRows, attention: PackedAttention
+        self, token_ids: torch.Tensor, rows: PackedRows, attention: Attention
     ) -> torch.Tensor:
         """Final hidden states [N, H] of int64 `token_ids` [N]; every layer attends by
         `attention`."""
@@ -48,7 +48,7 @@ class ModuleDecoder:
         self._packed_bytes = _replace_linears(self._body, half=half)
 
     def hidden(
-        self, token_ids: torch.Tensor, rows: PackedRows, attention: PackedAttention
+        self, token_ids: torch.Tensor, rows: PackedRows, attention: Attention
     ) -> torch.Tensor:
         """Final hidden states [N, H] of int64 `token_ids` [N]."""
         output = self._body(
@@ -91,11 +91,11 @@ def _attend(
     """
     attention = keywords.pop("packed_attention", None)
     spec = _layer_attention(module, keywords)
-    if not isinstance(attention, PackedAttention) or attention_mask is not None:
+    if not isinstance(attention, Attention) or attention_mask is not None:
         raise TypeError("packed attention was called without its rows, or with a mask")
     kv_heads = key.shape[1]
     new = torch.cat((key[0], value[0])).transpose(0, 1)
-    # [1, kv_heads * share, N, dim] to the order of PackedAttention, [N, share * kv_heads, dim].
+    # [1, kv_heads * share, N, dim] to the order of `Attention`, [N, share * kv_heads, dim].
     grouped = query[0].unflatten(0, (kv_heads, -1)).permute(2, 1, 0, 3).flatten(1, 2)
     attended = attention.attend(spec, grouped, new)
     heads = attended.view(len(new), -1, kv_heads, query.shape[-1]).transpose(1, 2)

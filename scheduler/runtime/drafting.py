@@ -77,6 +77,14 @@ class _Round:
         """The emitters that draft a token in `step`."""
         return self.order[: sum(depth > step for depth in self.depths)]
 
+    def floored(self, active: Sequence[int]) -> tuple[Tensor | None, list[bool]]:
+        """The least confidence of the active rows [n] and which of them are greedy; None and
+        nothing when nobody asks for any."""
+        if not self.selective:
+            return None, []
+        greedy = [self.groups[index].sampling.greedy for index in active]
+        return self.floors[: len(active)], greedy
+
     def enter(self, step: int, proposal: _Proposal) -> None:
         """Take in one step's tokens and laws."""
         count = len(proposal.ids)
@@ -220,12 +228,12 @@ def _propose(shared: _Round, active: Sequence[int], step: int, logits: Tensor) -
     groups, draws, laws = shared.groups, shared.draws, shared.laws
     processed = laws.processed(logits, active, [step] * len(active), shared.ids)
     if all(groups[index].sampling.greedy for index in active):
-        sure = _sure(shared, active, processed, None)
+        sure = _sure(processed, None, *shared.floored(active))
         ids = greedy_choice(processed)
         return _Proposal(ids=ids, laws=None, sound=usable(processed), sure=sure)
     kept = filtered(processed, laws.settings(active))
     rows = laws.to_law(kept)
-    sure = _sure(shared, active, processed, rows)
+    sure = _sure(processed, rows, *shared.floored(active))
     chosen = inverse_cdf(rows, draws.proposal[shared.places[: len(active)], step])
     racing = [row for row, index in enumerate(active) if by_noise(groups[index])]
     if racing:
@@ -235,20 +243,21 @@ def _propose(shared: _Round, active: Sequence[int], step: int, logits: Tensor) -
     return _Proposal(ids=chosen, laws=rows, sound=usable(kept), sure=sure)
 
 
-def _sure(shared: _Round, active: Sequence[int], processed: Tensor, rows: Tensor | None) -> Tensor:
+def _sure(
+    processed: Tensor, rows: Tensor | None, floors: Tensor | None, greedy: Sequence[bool]
+) -> Tensor:
     """Which rows give some token the confidence that its request asks for: [n] bool.
 
-    By the law that will be drawn from; a greedy request's by its softmax, which says more than
-    the one-hot law.
+    By the law `rows` [n, V] that will be drawn from; a `greedy` request's by its softmax, which
+    says more than the one-hot law. `floors` [n] None asks for nothing. It is given no draw.
     """
-    if not shared.selective:
-        return processed.new_ones(len(active), dtype=torch.bool)
+    if floors is None:
+        return processed.new_ones(processed.shape[0], dtype=torch.bool)
     peak = processed.double().softmax(dim=-1).amax(dim=-1)
     if rows is not None:
-        greedy = [shared.groups[index].sampling.greedy for index in active]
         where = torch.tensor(greedy, device=processed.device)
         peak = torch.where(where, peak, rows.amax(dim=-1).double())
-    return ~(peak < shared.floors[: len(active)])
+    return ~(peak < floors)
 
 
 def _next_row(group: Group, step: int) -> Segment:

@@ -4,14 +4,14 @@
 `loading` admits. Neither knows requests, drafts or sampling.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 
 from scheduler.config import PoolConfig
 from scheduler.runner import ModelIdentity
-from scheduler.runtime.attention import PackedAttention
+from scheduler.runtime.attention import Attention, PackedAttention
 from scheduler.runtime.kv_cache import KvPool
 from scheduler.runtime.loading import LoadedModel
 from scheduler.runtime.rows import PackedRows
@@ -37,8 +37,9 @@ class Forward(Protocol):
         """Raw next-token logits [M, V] float32 of hidden states [M, H]."""
         ...
 
-    def clear_blocks(self, blocks: Sequence[int]) -> None:
-        """Zero the K/V rows of some blocks, so that nothing that is not finite stays in them."""
+    def clear_blocks(self, blocks: Sequence[int], first: int = 0) -> None:
+        """Zero the K/V rows of a table of blocks from its row `first` on, so that nothing that is
+        not finite stays in them."""
         ...
 
     def memory_bytes(self) -> int:
@@ -46,10 +47,17 @@ class Forward(Protocol):
         ...
 
 
-class TransformersForward:
-    """A loaded model with a K/V pool of its own."""
+AttentionFactory = Callable[[KvPool, PackedRows, int], Attention]
 
-    def __init__(self, model: LoadedModel, pool: PoolConfig) -> None:
+
+class TransformersForward:
+    """A loaded model with a K/V pool of its own; `attention` is made anew for each call."""
+
+    numerics = "plain"
+
+    def __init__(
+        self, model: LoadedModel, pool: PoolConfig, attention: AttentionFactory = PackedAttention
+    ) -> None:
         self.identity: ModelIdentity = model.identity
         self.vocabulary = model.head.vocabulary
         self.max_positions = model.max_positions
@@ -59,6 +67,7 @@ class TransformersForward:
         self._decoder = model.decoder
         self._head = model.head
         self._heads = model.heads
+        self._attention = attention
 
     def hidden(self, token_ids: torch.Tensor, rows: PackedRows) -> torch.Tensor:
         """Final hidden states [N, H] of int64 `token_ids` [N] at `rows`; writes K/V.
@@ -72,7 +81,7 @@ class TransformersForward:
                 f"position {rows.highest_position} is past the model's {self.max_positions}"
             )
         with torch.inference_mode():
-            attention = PackedAttention(self.pool, rows, self._heads)
+            attention = self._attention(self.pool, rows, self._heads)
             return self._decoder.hidden(token_ids, rows, attention)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -80,10 +89,10 @@ class TransformersForward:
         with torch.inference_mode():
             return self._head.logits(hidden)
 
-    def clear_blocks(self, blocks: Sequence[int]) -> None:
-        """Zero the K/V rows of some blocks."""
+    def clear_blocks(self, blocks: Sequence[int], first: int = 0) -> None:
+        """Zero the K/V rows of a table of blocks from its row `first` on."""
         with torch.inference_mode():
-            self.pool.clear_blocks(blocks)
+            self.pool.clear_blocks(blocks, first)
 
     def memory_bytes(self) -> int:
         """Bytes of weights and K/V pool."""

@@ -60,11 +60,15 @@ class KvPool:
                 f"block {rows.highest_block} is outside the pool of {self.blocks} blocks"
             )
 
-    def clear_blocks(self, blocks: Sequence[int]) -> None:
-        """Zero whole blocks, in every layer: a row that is not finite would outlive its request."""
-        index = torch.tensor(blocks, dtype=torch.int64, device=self.layers[0].device)
-        for layer in self.by_block:
-            layer.index_fill_(0, index, 0)
+    def clear_blocks(self, blocks: Sequence[int], first: int = 0) -> None:
+        """Zero the rows of a table of blocks from its row `first` on, in every layer: a row that is
+        not finite would outlive its request."""
+        device = self.layers[0].device
+        starts = torch.tensor(blocks, dtype=torch.int64, device=device) * self.block_size
+        rows = starts[:, None] + torch.arange(self.block_size, device=device)
+        slots = rows.flatten()[first:]
+        for layer in self.layers:
+            layer.index_fill_(0, slots, 0)
 
     def copy_blocks(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """Copy whole blocks, in every layer: int64 [P] block ids each, targets distinct."""

@@ -10,7 +10,6 @@ from typing import Protocol
 
 import torch
 from torch.nn.functional import linear as dense_linear
-from torch.nn.functional import pad
 
 # Half precision holds any |w| up to this; its spacing near zero is 2^-24.
 HALF_LARGEST = 65504.0
@@ -91,16 +90,9 @@ class LinearModule(torch.nn.Module):
         return linear(rows, self.layer)
 
 
-def linear(rows: torch.Tensor, layer: LinearLayer, row_quantum: int = 1) -> torch.Tensor:
-    """Multiply `rows` [.., N, in] with `layer`: the only way a product with weights is taken.
-
-    `row_quantum` pads N with zero rows to a multiple: kernels choose their summation order by the
-    row count, so a fixed quantum makes a row's bits independent of how many rows share the call.
-    """
-    short = -rows.shape[-2] % row_quantum if row_quantum > 1 else 0
-    if short == 0:
-        return layer.product(rows)
-    return layer.product(pad(rows, (0, 0, 0, short)))[..., : rows.shape[-2], :]
+def linear(rows: torch.Tensor, layer: LinearLayer) -> torch.Tensor:
+    """Multiply `rows` [.., N, in] with `layer`: the only way a product with weights is taken."""
+    return layer.product(rows)
 
 
 def build_linear(

@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import embedding, silu
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from scheduler.runtime.attention import LayerAttention, PackedAttention
+from scheduler.runtime.attention import Attention, LayerAttention
 from scheduler.runtime.linear import LinearLayer, build_linear, linear
 from scheduler.runtime.rows import PackedRows
 
@@ -84,7 +84,7 @@ def rotate_(heads: torch.Tensor, factors: torch.Tensor) -> None:
 
 
 def grouped_order(heads: int, kv_heads: int) -> torch.Tensor:
-    """Which query head of the model stands at each place of `PackedAttention`'s order."""
+    """Which query head of the model stands at each place of `Attention`'s order."""
     return torch.arange(heads).view(kv_heads, -1).t().reshape(-1)
 
 
@@ -139,7 +139,7 @@ class LlamaDecoder:
         self._norm = RmsNorm(weights["norm.weight"], config.rms_norm_eps)
 
     def hidden(
-        self, token_ids: torch.Tensor, rows: PackedRows, attention: PackedAttention
+        self, token_ids: torch.Tensor, rows: PackedRows, attention: Attention
     ) -> torch.Tensor:
         """Final hidden states [N, H] of int64 `token_ids` [N]."""
         states = embedding(token_ids, self._embeddings).to(self._dtype)
@@ -154,7 +154,7 @@ class LlamaDecoder:
         layer: _Layer,
         states: torch.Tensor,
         factors: torch.Tensor,
-        attention: PackedAttention,
+        attention: Attention,
     ) -> torch.Tensor:
         fused = linear(layer.attention_norm(states), layer.qkv)
         heads = fused.view(len(fused), self._heads + 2 * self._kv_heads, -1)

@@ -35,9 +35,9 @@ class TimedForward:
         self.seconds += self._clock() - started
         return logits
 
-    def clear_blocks(self, blocks: Sequence[int]) -> None:
-        """Zero the K/V rows of some blocks."""
-        self._forward.clear_blocks(blocks)
+    def clear_blocks(self, blocks: Sequence[int], first: int = 0) -> None:
+        """Zero the K/V rows of a table of blocks from its row `first` on."""
+        self._forward.clear_blocks(blocks, first)
 
     @property
     def device(self) -> torch.device:

@@ -8,6 +8,7 @@ from scheduler.runner import Capabilities
 from scheduler.runtime.forward import Forward
 from scheduler.runtime.round import RoundExecutor
 from scheduler.runtime.timed import TimedForward
+from scheduler.sampling.processors import ToLaw, law
 from scheduler.sampling.rng import Randomness
 
 
@@ -29,6 +30,7 @@ class TorchRunner:
         capabilities: Capabilities,
         randomness: Randomness,
         clock: Callable[[], float],
+        law: ToLaw = law,
     ) -> None:
         self._pair = pair
         self._capabilities = capabilities
@@ -38,6 +40,7 @@ class TorchRunner:
             vocabulary=pair.vocabulary,
             randomness=randomness,
             clock=clock,
+            law=law,
         )
 
     def capabilities(self) -> Capabilities:

@@ -4,7 +4,7 @@ Knows rows and their settings; nothing of requests, drafts or randomness. The or
 penalties, masks, temperature, top-k, top-p, min-p. Every function leaves its inputs alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,9 @@ from torch import Tensor
 
 GREEDY_BELOW = 1e-5
 _NEVER = float("-inf")
+
+ToLaw = Callable[[Tensor], Tensor]
+"""From kept rows [M, V] to probabilities: `law`, or another way to the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from scheduler.assembly import build_engine
 from scheduler.config import EngineConfig
+from scheduler.controller import Controller
 from scheduler.engine import Subscription
 from scheduler.events import EmittedToken, Finish
 from scheduler.request import Request, StagedText
@@ -55,7 +56,10 @@ class RecordingSink:
 
 
 def run_requests(
-    config: EngineConfig, runner: ModelRunner, requests: Sequence[Request]
+    config: EngineConfig,
+    runner: ModelRunner,
+    requests: Sequence[Request],
+    controller: Controller | None = None,
 ) -> tuple[list[Output], RecordingSink]:
     """What each request gave, all submitted at once, and what the sink saw."""
     sink = RecordingSink()
@@ -71,7 +75,9 @@ def run_requests(
         raise AssertionError("the events ended without a finish")
 
     async def main() -> list[Output]:
-        engine = build_engine(config, runner, sink=sink, clock=time.monotonic)
+        engine = build_engine(
+            config, runner, sink=sink, clock=time.monotonic, controller=controller
+        )
         await engine.start()
         outputs = await asyncio.gather(*map(drain, engine.submit(requests)))
         await engine.stop()

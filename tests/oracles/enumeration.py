@@ -2,10 +2,11 @@
 
 Randomness is a field over `DrawKey`. A key that has been looked at carries an interval of [0, 1):
 the part of its law that led to this branch. Where a decision changes inside the interval the
-branch splits, with the exact widths as weights, and the product gets the midpoint. A key that is
-looked at again in a later round thus keeps its conditional law, and a draw that is used twice
-shows as an error of the output law. The break points come from `rules`, which is independent of it;
-what is decided comes from the product.
+branch splits, with the exact widths as weights, and the product gets one value of the interval:
+its middle, where only decisions show, or one next to an end, where the product's own break points
+do. A key that is looked at again in a later round thus keeps its conditional law, and a draw that
+is used twice shows as an error of the output law. The break points come from `rules`, which is
+independent of the product; what is decided comes from the product.
 """
 
 from collections import defaultdict
@@ -33,9 +34,10 @@ class Branch(NamedTuple):
     lengths: Tokens = ()
     drafts: tuple[Tokens, ...] = ()
 
-    def value(self, key):
-        """What the product gets for `key`: the middle of what is still possible."""
-        return sum(self.field.get(key, (0.0, 1.0))) / 2
+    def value(self, key, at):
+        """What the product gets for `key`: a value `at` that part of what is still possible."""
+        low, high = self.field.get(key, (0.0, 1.0))
+        return low + at * (high - low)
 
     def split(self, key, cuts):
         """This branch, divided at the ascending `cuts` of the law of `key`."""
@@ -115,6 +117,7 @@ class Enumeration:
 
     def __init__(self, setting: Scenario):
         self._s = setting
+        self._at = setting.at
         self._cases = setting.cases
         names = {(case.seed, case.choice) for case in setting.cases}
         if len(names) < len(setting.cases):
@@ -143,7 +146,7 @@ class Enumeration:
         return dict(self._laws.completed(tuple(case.prompt for case in self._cases)))
 
     def _round(self, branches):
-        branches = [self._planned(branch) for branch in branches]
+        branches = [piece for branch in branches for piece in self._planned(branch)]
         deepest = max((max(branch.lengths) for branch in branches), default=0)
         for place in range(deepest):
             for r in range(len(self._cases)):
@@ -154,11 +157,35 @@ class Enumeration:
         return self._merged(self._decided(branches))
 
     def _planned(self, branch):
-        lengths = tuple(
-            0 if self._laws.done(r, tokens) else self._s.policy.length(r, tokens, branch.traces[r])
-            for r, tokens in enumerate(branch.tokens)
-        )
-        return branch._replace(lengths=lengths, drafts=tuple(() for _ in lengths))
+        """The branch with a length for every request; split where a coin chooses it."""
+        empty = tuple(() for _ in self._cases)
+        pieces = [branch._replace(lengths=(), drafts=empty)]
+        for r in range(len(self._cases)):
+            pieces = [
+                piece._replace(lengths=(*piece.lengths, k))
+                for whole in pieces
+                for piece, k in self._lengths(whole, r)
+            ]
+        return pieces
+
+    def _lengths(self, branch, r):
+        policy, tokens = self._s.policy, branch.tokens[r]
+        if self._laws.done(r, tokens):
+            return [(branch, 0)]
+        if policy.coin is None:
+            return [(branch, policy.length(r, tokens, branch.traces[r]))]
+        row = policy.coin(r, tokens, branch.traces[r])
+        key = self._tossed(r, len(tokens))
+        pieces = branch.split(key, np.cumsum(row)[:-1])
+        values = torch.tensor([piece.value(key, self._at) for piece in pieces])
+        ids = inverse_cdf(torch.from_numpy(row).expand(len(pieces), -1), values.double())
+        return list(zip(pieces, ids.tolist(), strict=True))
+
+    def _tossed(self, r, length):
+        """The key of a policy's coin."""
+        case = self._cases[r]
+        stream = self._s.policy.tossed
+        return DrawKey(seed=case.seed, choice=case.choice, stream=stream, position=length, offset=0)
 
     def _drafted(self, branches, r, place):
         draft = self._cases[r].draft
@@ -170,14 +197,20 @@ class Enumeration:
             if row is None or not self._s.policy.goes_on(row):
                 rest.append(branch)
                 continue
-            key = self._keys(branch, r, branch.lengths[r])[0][place]
+            key = self._proposal_key(branch, r, place)
             pieces.extend((piece, key) for piece in branch.split(key, np.cumsum(row)[:-1]))
         if not pieces:
             return rest
         rows = draft.rows([piece.tokens[r] + piece.drafts[r] for piece, _ in pieces])
-        values = [piece.value(key) for piece, key in pieces]
-        ids = inverse_cdf(rows, torch.tensor(values, dtype=torch.float64)).tolist()
+        values = [piece.value(key, self._at) for piece, key in pieces]
+        ids = self._draw(rows, torch.tensor(values, dtype=torch.float64)).tolist()
         return rest + [_drew(piece, r, d) for (piece, _), d in zip(pieces, ids, strict=True)]
+
+    def _proposal_key(self, branch, r, place):
+        return self._keys(branch, r, branch.lengths[r])[0][place]
+
+    def _draw(self, rows, values):
+        return inverse_cdf(rows, values)
 
     def _trimmed(self, branch):
         seen = []
@@ -197,7 +230,7 @@ class Enumeration:
         limits = self._laws.limits(r, branch.tokens[r], drafts)
         found = []
         for piece in self._split_tests(branch, tests, limits):
-            uniforms = [piece.value(key) for key in tests]
+            uniforms = [piece.value(key, self._at) for key in tests]
             accepted = accepted_length(self._s.rule, limits, uniforms)
             row = self._laws.terminal(r, branch.tokens[r], drafts, accepted)
             found.extend(piece.split(last, np.cumsum(row)[:-1]))
@@ -207,8 +240,8 @@ class Enumeration:
         pieces, ended = [branch], []
         for key, limit in zip(keys, limits, strict=True):
             parts = [part for piece in pieces for part in piece.split(key, (limit,))]
-            pieces = [part for part in parts if part.value(key) < limit]
-            failed = [part for part in parts if part.value(key) >= limit]
+            pieces = [part for part in parts if part.value(key, self._at) < limit]
+            failed = [part for part in parts if part.value(key, self._at) >= limit]
             if self._s.rule == "token":
                 # Nothing looks at the tests after the first that fails.
                 ended += failed
@@ -217,7 +250,7 @@ class Enumeration:
         return pieces + ended
 
     def _decided(self, branches):
-        """One call of the product's verifier for all branches and requests."""
+        """One verification by the product for all branches and requests."""
         work = [
             (i, r)
             for i, branch in enumerate(branches)
@@ -226,9 +259,7 @@ class Enumeration:
         ]
         if not work:
             return branches
-        batch, p, q = self._batch([(branches[i], r) for i, r in work])
-        tests, last = self._uniforms([(branches[i], r) for i, r in work])
-        verdict = self._s.verify(batch, p, q, tests, last)
+        verdict = self._verdict([(branches[i], r) for i, r in work])
         after = list(branches)
         for (i, r), accepted, token in zip(
             work, verdict.accepted.tolist(), verdict.terminal.tolist(), strict=True
@@ -236,14 +267,18 @@ class Enumeration:
             after[i] = self._committed(after[i], r, accepted, token)
         return after
 
+    def _verdict(self, work):
+        batch, p, q = self._batch(work)
+        return self._s.verify(batch, p, q, *self._uniforms(work))
+
     def _uniforms(self, work):
         """Values of all acceptance tests, padded, and of the terminal draws."""
         tests, last = [], []
         for branch, r in work:
             _, test_keys, last_key = self._keys(branch, r, len(branch.drafts[r]))
-            tests.append([branch.value(key) for key in test_keys])
-            last.append(branch.value(last_key))
-        return _padded(tests, torch.float64), torch.tensor(last, dtype=torch.float64)
+            tests.append([branch.value(key, self._at) for key in test_keys])
+            last.append(branch.value(last_key, self._at))
+        return padded(tests, torch.float64), torch.tensor(last, dtype=torch.float64)
 
     def _batch(self, work):
         """Ragged batch; branches that agree on tokens and drafts point at the same rows."""
@@ -267,7 +302,7 @@ class Enumeration:
         rows = [starts[r] + places[r, b.tokens[r], b.drafts[r]] for b, r in work]
         k = [len(branch.drafts[r]) for branch, r in work]
         batch = DraftBatch(
-            drafts=_padded([branch.drafts[r] for branch, r in work], torch.int64),
+            drafts=padded([branch.drafts[r] for branch, r in work], torch.int64),
             k=torch.tensor(k),
             target_row=torch.tensor([int(t) for t, _ in rows]),
             draft_row=torch.tensor([int(d) for _, d in rows]),
@@ -292,11 +327,14 @@ class Enumeration:
     def _merged(self, branches):
         merged = {}
         for branch in branches:
-            known = {} if self._s.forget else branch.field
+            known = self._remembered(branch)
             name = (branch.tokens, branch.traces, tuple(known.items()))
             weight = merged[name].weight if name in merged else 0.0
             merged[name] = Branch(weight + branch.weight, branch.tokens, branch.traces, known)
         return list(merged.values())
+
+    def _remembered(self, branch):
+        return {} if self._s.forget else branch.field
 
     def _keys(self, branch, r, k):
         case, length = self._cases[r], len(branch.tokens[r])
@@ -314,21 +352,23 @@ class Deviation:
 
     largest: float
     total_variation: float
+    outputs: int
 
 
-def deviation(setting):
+def deviation(setting, enumerated=Enumeration):
     """Compare the law of `setting` with the serial law."""
-    enumeration = Enumeration(setting)
+    enumeration = enumerated(setting)
     found, expected = enumeration.law(), enumeration.expected()
     gaps = [abs(found.get(x, 0.0) - expected.get(x, 0.0)) for x in found.keys() | expected.keys()]
-    return Deviation(largest=max(gaps), total_variation=sum(gaps) / 2)
+    return Deviation(largest=max(gaps), total_variation=sum(gaps) / 2, outputs=len(gaps))
 
 
 def _drew(branch, r, token):
     return branch._replace(drafts=_replaced(branch.drafts, r, (*branch.drafts[r], token)))
 
 
-def _padded(runs, dtype):
+def padded(runs, dtype):
+    """Runs of different lengths as one tensor, with 0 past their ends."""
     longest = max(len(run) for run in runs)
     rows = [[*run, *[0] * (longest - len(run))] for run in runs]
     return torch.tensor(rows, dtype=dtype).reshape(len(runs), longest)

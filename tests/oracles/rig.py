@@ -229,6 +229,10 @@ class Rig:
         result = self.runner.run(plan)
         return result, stage_round(plan, jobs, result, self.fault)
 
+    def stage(self, plan, jobs, result):
+        """Stage, as the worker thread does after the run."""
+        return stage_round(plan, jobs, result, self.fault)
+
     def land(self, jobs, staged, result):
         """Publish and take note of the events."""
         return self._note(self.landing.land(jobs, staged, result, self.now))

@@ -153,12 +153,17 @@ class RoundLaw:
         ]
         self.groups += len(names)
         parts = [leaves[n].parts[r] for n, r in names]
+        requests = [
+            _request(part, place, name)
+            for place, (name, part) in enumerate(zip(names, parts, strict=True))
+        ]
         after = []
         for layout in self._layouts:
             executor, target = self._executor(names, parts)
-            run = _LayoutRun(executor, number, layout, names, parts)
+            run = _LayoutRun(executor, number, layout, requests, parts)
             after.append(run.states())
-            if sum(target.calls[run.before_verifying :]) != run.verifying_rows:
+            # No rows, no call.
+            if target.calls[run.before_verifying :] != [run.verifying_rows][: run.verifying_rows]:
                 self.misplaced.append((layout, target.calls, run.verifying_rows))
         for found in after[1:]:
             self.differing += [
@@ -202,22 +207,14 @@ class _LayoutRun:
     verifies.
     """
 
-    def __init__(self, executor, number, layout, names, parts):
+    def __init__(self, executor, number, layout, requests, parts):
         self._executor = executor
         self._number = number
         self._layout = layout
         self._parts = parts
         self._calls = 0
         self._ledger = Ledger()
-        self._requests = [
-            replace(
-                part.client.asked,
-                request_id=place,
-                choice=r,
-                sampling=replace(part.client.asked.sampling, seed=n),
-            )
-            for place, ((n, r), part) in enumerate(zip(names, parts, strict=True))
-        ]
+        self._requests = requests
         for place, part in enumerate(parts):
             self._ledger.open(place, part.state)
         self.before_verifying = 0
@@ -248,9 +245,6 @@ class _LayoutRun:
             draft = self._parts[place].draft if emits else None
             state = self._ledger.state(place)
             groups.append(_group(self._requests[place], state, draft, rows=count, emits=emits))
-            if not emits:
-                reaches = state.kv_rows + count == len(state.tokens)
-                groups[-1] = replace(groups[-1], retains=reaches)
         held = {p for p in range(len(self._parts)) if self._ledger.state(p).retained}
         plan = RoundPlan(
             round_id=self._number,
@@ -270,6 +264,14 @@ class _LayoutRun:
         return groups
 
 
+def _request(part, place, name):
+    """The request of one outcome: a seed and a choice that no other has."""
+    asked = part.client.asked
+    seed, choice = name
+    sampling = replace(asked.sampling, seed=seed)
+    return replace(asked, request_id=place, choice=choice, sampling=sampling)
+
+
 def _opened(client):
     rng = RngState(seed=0, choice=0)
     return initial_state(client.asked.prompt, rng, client.asked.text.start())
@@ -286,6 +288,7 @@ def _group(asked, state, draft, *, rows, emits):
         start=state.kv_rows,
         rows=rows,
         emits=emits,
+        retains=not emits and state.kv_rows + rows == len(state.tokens),
         max_emit=asked.stop.max_tokens - state.emitted,
         draft=draft,
         blocks={Role.TARGET: (n,), Role.DRAFT: (n,)},

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler.sampling.rng import DrawKey, round_keys
+from scheduler.sampling.rng import DrawKey, Stream, round_keys
 from scheduler.sampling.verify import verify_block, verify_token
 from tests.oracles.rows import Table
 
@@ -26,14 +26,17 @@ class Policy:
     """How many drafts are verified.
 
     `length(request, tokens, trace)` plans from history; `trace` holds (k, accepted) of the last
-    `memory` rounds. `goes_on(row)` sees a draft law before its token is drawn. `trim(drafts)`
-    sees the drawn tokens of every request and gives how many of each are verified.
+    `memory` rounds. With `coin`, which gives a law over lengths instead, the length is drawn by the
+    first value of the stream `tossed`. `goes_on(row)` sees a draft law before its token is drawn.
+    `trim(drafts)` sees the drawn tokens of every request and gives how many of each are verified.
     """
 
     length: Callable[[int, Tokens, Trace], int]
     goes_on: Callable[[np.ndarray], bool] = lambda _row: True
     trim: Callable[[list[list[Drawn]]], list[int]] = lambda drafts: [len(d) for d in drafts]
     memory: int = 0
+    coin: Callable[[int, Tokens, Trace], np.ndarray] | None = None
+    tossed: Stream = Stream.POLICY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +58,8 @@ class Scenario:
 
     Output is compared up to `horizon` tokens a request; longer runs are cut there, and shorter
     ones after `rounds` rounds are completed by target transitions. With `forget`, keys may only
-    be those of the current T, which is checked, and no branch remembers earlier ones.
+    be those of the current T, which is checked, and no branch remembers earlier ones. `at` says
+    where in its interval each draw lies.
     """
 
     cases: tuple[Case, ...]
@@ -66,10 +70,14 @@ class Scenario:
     keys: Callable[[int, int, int, int], tuple[tuple[DrawKey, ...], tuple[DrawKey, ...], DrawKey]]
     verify: Callable
     forget: bool
+    at: float = 0.5
 
 
-def scenario(*cases, rule, policy, rounds=2, horizon=4, keys=None, verify=None):
-    """A scenario of the product's own verifier and keys, unless others are given."""
+def scenario(*cases, rule, policy, rounds=2, horizon=4, keys=None, verify=None, at=0.5):
+    """A scenario of the product's own verifier and keys, unless others are given.
+
+    The rule "shared-noise" has neither: `noise.NoiseEnumeration` knows how its races are keyed.
+    """
     return Scenario(
         cases=cases,
         rule=rule,
@@ -77,6 +85,7 @@ def scenario(*cases, rule, policy, rounds=2, horizon=4, keys=None, verify=None):
         rounds=rounds,
         horizon=horizon,
         keys=keys or round_keys,
-        verify=verify or {"token": verify_token, "block": verify_block}[rule],
+        verify=verify or {"token": verify_token, "block": verify_block}.get(rule),
         forget=keys is None,
+        at=at,
     )

@@ -99,11 +99,11 @@ class TabularForward:
         ]
         return torch.tensor(np.array(rows), dtype=self._dtype).reshape(len(rows), self.vocabulary)
 
-    def clear_blocks(self, blocks: Sequence[int]) -> None:
-        """Forget the ids in some blocks."""
-        for block in blocks:
-            first = block * self.block_size
-            self._slots[first : first + self.block_size] = [None] * self.block_size
+    def clear_blocks(self, blocks: Sequence[int], first: int = 0) -> None:
+        """Forget the ids in a table of blocks from its row `first` on."""
+        size = self.block_size
+        for row in range(first, len(blocks) * size):
+            self._slots[blocks[row // size] * size + row % size] = None
 
     def memory_bytes(self) -> int:
         """Nothing worth counting."""

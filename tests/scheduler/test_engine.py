@@ -69,6 +69,15 @@ async def test_a_stop_string_ends_the_request_inside_a_run():
     assert finish.stats.completion_tokens == len(tokens)
 
 
+async def test_a_stop_string_may_span_rounds():
+    text = letters(expected(request(1, max_tokens=30)))
+    asked = request(1, max_tokens=30, text=Letters(stops=(text[10:13],)), k=0)
+    async with desk() as d:
+        tokens, _, finish = await outcome(d.ask(asked)[0])
+    assert tokens == expected(asked)
+    assert finish.stop == text[10:13]
+
+
 async def test_origins_and_probabilities_tell_where_tokens_came_from():
     async with desk() as d:
         asked = request(1, max_tokens=30, temperature=0.9, verifier=TOKEN, logprobs=2)

@@ -65,6 +65,15 @@ async def test_reached_accepted_and_stopped_make_a_ladder(served):
             assert group.committed == group.speculation.accepted + 1
 
 
+async def test_places_past_a_rejection_are_not_reached():
+    async with desk() as d:
+        asked = [request(n, (n, 2), k=6, max_tokens=30, temperature=t) for n, t in ((1, 0), (2, 1))]
+        await outcomes(d.ask(*asked))
+    check_ladder(d.stats)
+    specs = [group.speculation for group in d.stats if group.speculation is not None]
+    assert any(spec.accepted + 1 < spec.k for spec in specs)
+
+
 async def test_a_request_s_numbers_are_the_sums_of_its_rounds(served):
     d, found = served
     for number, (tokens, _, finish) in enumerate(found, 1):

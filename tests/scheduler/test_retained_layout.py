@@ -81,6 +81,17 @@ def test_an_append_shares_the_call_of_other_requests_rounds():
     assert any({g.emits for g in plan.groups} == {True, False} for plan in shared)
 
 
+def test_an_append_keeps_its_own_row_in_a_call_that_it_shares():
+    rig = rig_of(k=3)
+    asked = [request(n, (n, 2), max_tokens=20, temperature=0.8, verifier=NOISE) for n in (1, 2, 3)]
+    for each in asked:  # one after the other, so that appends meet drafts
+        rig.submit(each)
+        rig.step()
+    rig.drain()
+    assert any({(0, True), (1, False)} <= {(g.rows, g.emits) for g in p.groups} for p in rig.plans)
+    assert [rig.outputs[n].tokens for n in (1, 2, 3)] == [expected(each) for each in asked]
+
+
 def test_prompt_rows_are_counted_as_in_the_other_layout():
     counted = []
     for layout in Layout:
@@ -93,8 +104,7 @@ def test_prompt_rows_are_counted_as_in_the_other_layout():
 def test_preemption_loses_the_row_and_no_token():
     pools = {"target_pool": PoolConfig(blocks=24, block_size=4), "max_batched_tokens": 40}
     asked = [
-        request(n, [n] * 20, max_tokens=40, k=4, temperature=0.8, verifier=NOISE)
-        for n in (1, 2, 3)
+        request(n, [n] * 20, max_tokens=40, k=4, temperature=0.8, verifier=NOISE) for n in (1, 2, 3)
     ]
     rig = rig_of(**pools)
     assert rig.serve(*asked) == [expected(each) for each in asked]
@@ -103,6 +113,22 @@ def test_preemption_loses_the_row_and_no_token():
 
 def held_by(rig):
     return set(rig.runner._executor._retained._rows)
+
+
+def test_the_row_of_a_preempted_request_is_dropped():
+    rig = rig_of(target_pool=PoolConfig(blocks=24, block_size=4), max_batched_tokens=40)
+    rig.submit(*(request(n, [n] * 20, max_tokens=40, k=4) for n in (1, 2, 3)))
+    lost, before = set(), set()
+    while (work := rig.plan()) is not None:
+        plan, jobs = work
+        states = rig.book.ledger.states.items()
+        kept = {n for n, state in states if state.kv_rows == len(state.tokens)}
+        lost |= before & {entry.request.request_id for entry in rig.book.waiting}
+        result, staged = rig.execute(plan, jobs)
+        before = held_by(rig)
+        assert before == kept | {group.request for group in plan.groups if group.retains}
+        rig.land(jobs, staged, result)
+    assert lost
 
 
 def test_rows_of_requests_that_are_gone_are_dropped_with_the_next_plan():
@@ -162,9 +188,7 @@ def test_only_an_append_of_the_retained_layout_may_commit_the_frontier(layout):
 def test_texts_are_those_of_the_other_layout(verifier, temperature):
     """The same K sequence, so that token and block use the same draws."""
     asked = [
-        request(
-            n, [n, 5] * (n + 1), k=k, max_tokens=17, temperature=temperature, verifier=verifier
-        )
+        request(n, [n, 5] * (n + 1), k=k, max_tokens=17, temperature=temperature, verifier=verifier)
         for n, k in ((1, 0), (2, 1), (3, 4), (4, 8))
     ]
     asked.append(request(5, (5, 6) * 9, proposer=NGRAM, temperature=temperature, verifier=verifier))
@@ -184,3 +208,18 @@ def test_a_broken_append_is_tried_again():
     assert {each.outcome for each in landed.groups} == {CommitOutcome.ABORTED}
     rig.drain()
     assert [rig.outputs[n].tokens for n in (1, 2)] == [expected(each) for each in asked]
+
+
+def test_a_round_of_a_held_row_and_a_prefill_chunk():
+    """No row of the call is scored: the only one that counts is held."""
+    rig = rig_of(max_batched_tokens=9, k=0)
+    first, second = request(1, (1, 2), max_tokens=6, k=0), request(2, [3] * 30, max_tokens=4)
+    rig.submit(first)
+    rig.step()
+    rig.submit(second)
+    plan, jobs = rig.plan()
+    assert rows(plan) == {1: (0, True, False), 2: (9, False, False)}
+    result, staged = rig.execute(plan, jobs)
+    rig.land(jobs, staged, result)
+    rig.drain()
+    assert [rig.outputs[n].tokens for n in (1, 2)] == [expected(first), expected(second)]

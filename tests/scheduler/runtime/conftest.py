@@ -6,20 +6,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
-    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
 )
 from transformers.utils import logging as transformers_logging
 
 from scheduler.runtime.loading import ModelSource
+from tests.oracles.vocabularies import make_byte_tokenizer
 
 SHAPE = {
     "vocab_size": 97,
@@ -101,15 +100,7 @@ def edited(checkpoints, tmp_path):
 def byte_tokenizer():
     """Makes a byte-level tokenizer; extra tokens follow the 256 bytes."""
 
-    def _make(*extra: str, prefix_space: bool = False) -> PreTrainedTokenizerFast:
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        vocabulary = {token: number for number, token in enumerate((*alphabet, *extra))}
-        backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
-        backend.decoder = decoders.ByteLevel()
-        return PreTrainedTokenizerFast(tokenizer_object=backend)
-
-    return _make
+    return make_byte_tokenizer
 
 
 def _scatter_weights(model) -> None:

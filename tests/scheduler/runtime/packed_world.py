@@ -44,12 +44,19 @@ class Request:
 class PackedWorld:
     """Several requests over one pool of scattered blocks."""
 
-    def __init__(self, model: LoadedModel, oracle: Oracle, capacities, *, block_size, seed):
+    def __init__(
+        self,
+        model: LoadedModel,
+        oracle: Oracle,
+        capacities,
+        *,
+        block_size,
+        seed,
+        make=TransformersForward,
+    ):
         self._random = random.Random(seed)
         needs = [-(-capacity // block_size) for capacity in capacities]
-        self.forward = TransformersForward(
-            model, PoolConfig(blocks=sum(needs) + 3, block_size=block_size)
-        )
+        self.forward = make(model, PoolConfig(blocks=sum(needs) + 3, block_size=block_size))
         self._oracle = oracle
         free = list(range(sum(needs) + 3))
         self._random.shuffle(free)

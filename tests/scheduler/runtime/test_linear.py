@@ -103,26 +103,3 @@ def test_a_module_in_the_place_of_a_linear_keeps_leading_axes():
     module = LinearModule(build_linear([weight], [bias], half=True))
     rows = torch.randn(1, 7, 32)
     assert torch.allclose(module(rows), rows @ weight.t() + bias, atol=1e-5)
-
-
-@pytest.mark.parametrize("quantum", [1, 4, 6])
-@pytest.mark.parametrize("count", [1, 5, 6, 7])
-def test_padding_rows_changes_no_shape_and_no_value(quantum, count):
-    layer = build_linear([_weight(40, 32)], [torch.randn(40)], half=False)
-    rows = torch.randn(count, 32)
-    found = linear(rows, layer, row_quantum=quantum)
-    assert found.shape == (count, 40)
-    assert torch.allclose(found, layer.product(rows), atol=1e-5)
-    assert linear(rows[None], layer, row_quantum=quantum).shape == (1, count, 40)
-
-
-@needs_half
-@pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() != "AVX2", reason="six rows a tile is AVX2's"
-)
-def test_six_rows_a_tile_make_a_row_independent_of_its_company():
-    layer = build_linear([_weight(70, 96)], [torch.randn(70)], half=True)
-    rows = torch.randn(40, 96)
-    whole = linear(rows, layer, row_quantum=6)
-    for count in range(1, 41):
-        assert torch.equal(linear(rows[:count], layer, row_quantum=6), whole[:count])

@@ -1,11 +1,15 @@
 """The round executor: its exact law over all draws, and what it does with unusable rows."""
 
-import functools
 import time
+from dataclasses import replace
 
 import pytest
 
-from scheduler.plan import DeviceDraft, TerminalKind
+from scheduler.plan import DeviceDraft, Role, TerminalKind
+from scheduler.sampling.online import online_law
+from scheduler.sampling.processors import law as softmax
+from tests.oracles import rounds
+from tests.oracles.leaves import client, tables
 from tests.oracles.rig import (
     BLOCK,
     DRAFT,
@@ -16,37 +20,9 @@ from tests.oracles.rig import (
     config,
     request,
 )
-from tests.oracles.rounds import Client, RoundLaw
-from tests.oracles.rows import Processing, Table, random_logits
+from tests.oracles.rounds import REPLAY, RETAINED, RoundLaw
+from tests.oracles.worlds import PACKED, ROWS
 from tests.scheduler.test_planning import decoding
-
-
-def client(number, verifier, logits, *, settings=None, length=lambda tokens: 2, host=None, **stop):
-    """A request over raw `logits` (target, draft), with the oracle's tables under `settings`."""
-    settings = settings or Processing()
-    prompt = (number % 2, number // 2)
-    stop = {"max_tokens": 4, **stop}
-    asked = request(
-        number,
-        prompt,
-        verifier=verifier,
-        temperature=settings.temperature,
-        top_k=settings.top_k,
-        top_p=settings.top_p,
-        min_p=settings.min_p,
-        repetition_penalty=settings.repetition,
-        presence_penalty=settings.presence,
-        frequency_penalty=settings.frequency,
-        logit_bias=dict(settings.bias),
-        min_tokens=settings.min_tokens,
-        **stop,
-    )
-    target, draft = (Table(rows, prompt_length=2, settings=settings) for rows in logits)
-    return Client(asked=asked, target=target, draft=draft, length=length, host=host)
-
-
-def tables(vocabulary, seeds=(3, 4)):
-    return tuple(functools.cache(random_logits(seed, vocabulary)) for seed in seeds)
 
 
 def by_history(tokens):
@@ -54,22 +30,21 @@ def by_history(tokens):
     return (2 * tokens[-1] + len(tokens)) % 3
 
 
-ANYWHERE = pytest.mark.parametrize("at", [1e-10, 0.5, 1.0 - 1e-10])
+ANYWHERE = pytest.mark.parametrize("at", [1e-10, 1.0 - 1e-10])
+BOTH = (REPLAY, RETAINED)
+# What one test can afford: every mechanism once, the longest at one place only.
+SHORT = [each for each in PACKED if "row rules" not in each.name and "three" not in each.name]
 
 
 @ANYWHERE
-def test_two_rounds_of_token_and_block_have_the_serial_law(at):
+@pytest.mark.parametrize("verifier", [TOKEN, BLOCK, NOISE])
+def test_two_rounds_have_the_serial_law_in_both_layouts(verifier, at):
     logits = tables(3)
-    law = RoundLaw(
-        [
-            client(0, TOKEN, logits, max_tokens=5),
-            client(1, BLOCK, logits, max_tokens=5),
-            client(2, BLOCK, logits, token_ids=frozenset({2})),
-        ],
-        logits,
-        3,
-        at=at,
-    )
+    clients = [
+        client(verifier, logits, max_tokens=5),
+        client(verifier, logits, prompt=(1, 0), token_ids=frozenset({2}), max_tokens=5),
+    ]
+    law = RoundLaw(clients, logits, 3, at=at, layouts=BOTH)
     assert law.deviation() <= 1e-12
     assert law.groups > 500
 
@@ -77,66 +52,59 @@ def test_two_rounds_of_token_and_block_have_the_serial_law(at):
 @ANYWHERE
 def test_the_law_holds_under_filters_penalties_and_a_policy(at):
     logits = tables(3, (5, 6))
-    penalties = Processing(
-        temperature=0.8,
-        repetition=1.3,
-        presence=0.4,
-        frequency=0.3,
-        bias={1: 0.5},
-        late=(2,),
-        min_tokens=1,
-    )
-    law = RoundLaw(
-        [
-            client(
-                0, TOKEN, logits, settings=penalties, length=by_history, token_ids=frozenset({2})
-            ),
-            client(1, BLOCK, logits, settings=penalties, token_ids=frozenset({2}), max_tokens=3),
-            client(2, BLOCK, logits, settings=Processing(top_k=2), length=by_history),
-            client(3, TOKEN, logits, settings=Processing(top_p=0.8, min_p=0.1), max_tokens=3),
-        ],
-        logits,
-        3,
-        at=at,
-    )
+    penalties, stop = ROWS["everything"], frozenset({1})
+    both = [
+        client(TOKEN, logits, settings=penalties, length=by_history, token_ids=stop),
+        client(BLOCK, logits, settings=penalties, token_ids=stop, max_tokens=3),
+        client(NOISE, logits, settings=penalties, token_ids=stop, max_tokens=3),
+        client(BLOCK, logits, settings=ROWS["top-k"], length=by_history),
+        client(TOKEN, logits, settings=ROWS["all filters"], max_tokens=3),
+    ]
+    assert RoundLaw(both, logits, 3, at=at, law=online_law(2)).deviation() <= 1e-12
+
+
+@pytest.mark.parametrize("each", SHORT, ids=lambda each: each.name)
+def test_every_way_to_draft_has_the_serial_law(each):
+    law = RoundLaw(*each.parts(), rounds=each.rounds, layouts=BOTH, at=1e-10)
     assert law.deviation() <= 1e-12
 
 
-@pytest.mark.parametrize("verifier", [TOKEN, BLOCK])
-def test_the_law_holds_for_drafts_of_the_text(verifier):
-    logits = tables(3, (7, 8))
-    lookup = {0: (1, 2), 1: (0,), 2: (2, 2, 0)}
-    law = RoundLaw(
-        [
-            client(
-                n,
-                verifier,
-                logits,
-                settings=Processing(presence=0.5),
-                host=lambda tokens: lookup[tokens[-1]],
-                token_ids=frozenset({0}),
-            )
-            for n in (0, 1)
-        ],
-        logits,
-        3,
-        rounds=3,
-    )
-    assert law.deviation() <= 1e-12
+def test_a_wrong_law_is_seen_only_next_to_an_end():
+    """Probabilities that are off by 1e-9: the middles of all intervals cannot tell."""
+
+    def bent(kept):
+        rows = softmax(kept)
+        return rows + 1e-9 * rows * (1 - rows)
+
+    logits = tables(3)
+    clients = [client(TOKEN, logits), client(BLOCK, logits)]
+    seen = [RoundLaw(clients, logits, 3, law=bent, at=at).deviation() for at in (0.5, 1 - 1e-10)]
+    assert seen[0] <= 1e-12 < seen[1]
 
 
-def test_three_rounds_of_one_draft_over_two_tokens():
-    logits = tables(2, (9, 10))
-    law = RoundLaw(
-        [
-            client(n, verifier, logits, length=lambda _: 3)
-            for n, verifier in enumerate([TOKEN, BLOCK])
-        ],
-        logits,
-        2,
-        rounds=3,
-    )
+def test_a_shared_draw_shows_in_the_joint_law_alone():
+    """Two requests of one seed whose draws do not differ by choice: each has the right law."""
+    logits = tables(2)
+    pair = (client(TOKEN, logits, length=by_history), client(TOKEN, logits, length=by_history))
+
+    class OneChoice(RoundLaw):
+        def _executor(self, names, parts):
+            executor, target = super()._executor(names, parts)
+            values = executor._randomness.values
+            for key in [key for key in values if key.choice]:
+                values[key] = values[replace(key, choice=0)]
+            return executor, target
+
+    assert RoundLaw([pair], logits, 2).deviation() <= 1e-12
+    assert OneChoice([pair], logits, 2, rounds=1).deviation() > 0.01
+
+
+def test_other_rows_than_a_layout_has_are_seen(monkeypatch):
+    logits = tables(2)
+    law = RoundLaw([client(TOKEN, logits, length=lambda _: 0)], logits, 2, layouts=BOTH)
     assert law.deviation() <= 1e-12
+    monkeypatch.setattr(rounds, "planned_depth", lambda _group: 1)
+    assert law.deviation() == float("inf")
 
 
 # --- rows without a law --------------------------------------------------------------------------
@@ -154,6 +122,13 @@ def one_round(verifier, temperature, *, target=TARGET, draft=TARGET, k=4):
     )
     plan, _ = rig.plan()
     return rig.runner.run(plan).groups[0], rig
+
+
+def spoiled(rig):
+    """The models whose rows the next owner of the blocks will zero."""
+    executor, (group,) = rig.runner._executor, rig.plans[-1].groups
+    notes = {Role.TARGET: executor._spoiled, Role.DRAFT: executor._spoiled_drafts}
+    return {role for role, each in notes.items() if set(group.blocks[role]) <= each._by.keys()}
 
 
 RULES = pytest.mark.parametrize(
@@ -176,8 +151,7 @@ def test_a_bad_draft_row_keeps_the_tokens_before_it(verifier, temperature, place
     assert result.accepted == place
     kind = TerminalKind.BONUS if place else TerminalKind.PLAIN
     assert result.terminal is kind
-    blocks = rig.plans[-1].groups[0].blocks
-    assert rig.draft._slots[8 * blocks[next(r for r in blocks if r.value == "draft")][0]] is None
+    assert spoiled(rig) == {Role.DRAFT}
 
 
 @RULES
@@ -186,7 +160,7 @@ def test_a_bad_target_row_that_is_used_is_an_error(verifier, temperature):
         result, rig = one_round(verifier, temperature, target=sick(TARGET, lengths))
         assert "not finite" in result.error
         assert (result.emitted, result.terminal, result.logprobs) == ((), None, ())
-        assert set(rig.target._slots[:16]) == {None}
+        assert Role.TARGET in spoiled(rig)
 
 
 @pytest.mark.parametrize(("verifier", "temperature"), [(TOKEN, 0.0), (TOKEN, 0.9), (NOISE, 0.9)])

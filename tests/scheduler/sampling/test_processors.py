@@ -93,6 +93,13 @@ def test_top_p_is_the_smallest_set_that_reaches_the_mass():
         assert (law_of(logits, Processing(top_p=mass)) > 0).sum() == kept
 
 
+def test_a_mass_that_is_reached_exactly_ends_the_run():
+    # Equal logits have equal weights, whose sums are exact.
+    for vocabulary, mass, kept in [(4, 0.5, 2), (4, 0.75, 3), (8, 0.25, 2), (2, 0.5, 1)]:
+        flat = torch.zeros(1, vocabulary, dtype=torch.float64)
+        assert (law_of(flat, Processing(top_p=mass)) > 0).sum() == kept
+
+
 def test_a_row_without_top_p_keeps_its_tail_beside_one_with_it():
     logits = torch.tensor([[0.0, -50.0, -60.0]] * 2)
     found = law_of(logits, Processing(), Processing(top_p=0.9))

@@ -1,6 +1,5 @@
 """Every planted fault moves the enumerated law: the oracle sees what it is for."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -8,18 +7,18 @@ from scheduler.sampling import verify
 from scheduler.sampling.rng import DrawKey, Stream, round_keys
 from scheduler.sampling.verify import DraftBatch, verify_block, verify_token
 from tests.oracles.enumeration import deviation
-from tests.oracles.rows import Processing, Table, constant_logits, random_logits
+from tests.oracles.noise import NoiseEnumeration, played, serial
+from tests.oracles.policies import BIASED, EXACT, TEXTBOOK
+from tests.oracles.rows import Processing, Table, random_logits
 from tests.oracles.scenario import Case, Policy, scenario
 
-EXACT = 1e-12
+EXACT_TO = 1e-12
 SEEN = 1e-5
 # Tables on which every fault below matters: of two tokens, residuals are one-hot, for example.
 SEEDS = {2: 45, 3: 31}
 both_rules = pytest.mark.parametrize("rule", ["token", "block"])
+NOISY = [each for each in (*BIASED, *EXACT) if each.noisy]
 two = Policy(length=lambda *_: 2)
-textbook = Case(
-    target=Table(constant_logits(1 / 3, 2 / 3)), draft=Table(constant_logits(2 / 3, 1 / 3))
-)
 
 
 def random_case(vocabulary=3, *, claimed=None, on_draft=None):
@@ -75,7 +74,7 @@ def test_absolute_keys_bias_block(keys):
 def test_absolute_keys_do_not_bias_token():
     one = random_case(2)
     found = deviation(scenario(one, rule="token", policy=two, rounds=3, keys=absolute_keys))
-    assert found.largest <= EXACT
+    assert found.largest <= EXACT_TO
 
 
 @both_rules
@@ -84,7 +83,7 @@ def test_remembered_intervals_change_nothing_with_the_right_keys(rule):
         return round_keys(*coordinate)
 
     found = deviation(scenario(random_case(2), rule=rule, policy=two, rounds=3, keys=keys))
-    assert found.largest <= EXACT
+    assert found.largest <= EXACT_TO
 
 
 @both_rules
@@ -102,90 +101,60 @@ def test_one_draw_for_all_tests_biases(rule):
 
 def test_two_requests_with_one_seed_and_choice_are_refused():
     with pytest.raises(ValueError, match="share a seed"):
-        deviation(scenario(textbook, textbook, rule="token", policy=two))
-
-
-def drop_unlikely(drafts):
-    """Give up a drawn token because its own q is low."""
-    kept = []
-    for drawn in drafts:
-        low = [d.row[d.token] < 0.5 for d in drawn]
-        kept.append(low.index(True) if True in low else len(drawn))
-    return kept
-
-
-def wait_for_confidence(drafts):
-    """Verify the first draft only when the row after it is confident."""
-    return [1 if len(d) > 1 and d[1].row.max() > 0.7 else 0 for d in drafts]
-
-
-def budget_by_global_argmax(drafts):
-    """Choose the depth by the best ratio of live scores to a cost with a step."""
-    cost = np.array([1.0, 1.6, 1.85])
-    kept = []
-    for drawn in drafts:
-        gain = 1 + np.cumsum([0.0, *np.cumprod([d.row.max() for d in drawn])])
-        kept.append(int(np.argmax(gain / cost[: len(gain)])))
-    return kept
-
-
-def rising_scores(drafts):
-    """One slot a request on average, by scores that may rise along a chain."""
-    scores = [
-        (-d.row.max(), place, r) for r, drawn in enumerate(drafts) for place, d in enumerate(drawn)
-    ]
-    kept = [0] * len(drafts)
-    for _, place, r in sorted(scores):
-        if sum(kept) < 2:
-            kept[r] = max(kept[r], place + 1)
-    return kept
-
-
-def throw_away_after_a_bad_row(drafts):
-    """The row after token 0 is unusable, and the drafts before it go with it."""
-    return [0 if d and d[0].token == 0 else len(d) for d in drafts]
+        deviation(scenario(TEXTBOOK, TEXTBOOK, rule="token", policy=two))
 
 
 @both_rules
-@pytest.mark.parametrize("trim", [drop_unlikely, throw_away_after_a_bad_row])
-def test_policies_that_look_at_the_drawn_token_bias(rule, trim):
-    policy = Policy(length=lambda *_: 2, trim=trim)
-    assert deviation(scenario(textbook, rule=rule, policy=policy)).total_variation > 0.05
-
-
-def contrasts(prefix):
-    """Rows that are confident after token 0 and open after token 1."""
-    return np.log(np.array([0.9, 0.1] if prefix[-1] == 0 else [0.5, 0.5]))
+@pytest.mark.parametrize("example", BIASED, ids=lambda each: each.name)
+def test_policies_that_look_at_what_they_leave_out_bias(rule, example):
+    assert deviation(example.under(rule)).total_variation > 0.05
 
 
 @both_rules
-@pytest.mark.parametrize("trim", [wait_for_confidence, budget_by_global_argmax])
-def test_policies_that_look_at_the_next_row_bias(rule, trim):
-    one = Case(target=Table(constant_logits(0.2, 0.8)), draft=Table(contrasts), prompt=(1,))
-    policy = Policy(length=lambda *_: 2, trim=trim)
-    assert deviation(scenario(one, rule=rule, policy=policy)).total_variation > 0.05
+@pytest.mark.parametrize("example", EXACT, ids=lambda each: each.name)
+def test_policies_that_do_not_are_exact(rule, example):
+    assert deviation(example.under(rule, at=1e-10)).largest <= EXACT_TO
 
 
-@both_rules
-def test_scores_that_rise_along_a_chain_bias(rule):
-    rows = {"target": Table(constant_logits(0.2, 0.8)), "draft": Table(contrasts)}
-    cases = tuple(Case(**rows, prompt=(1,), choice=choice) for choice in (0, 1))
-    policy = Policy(length=lambda *_: 2, trim=rising_scores)
-    assert deviation(scenario(*cases, rule=rule, policy=policy)).total_variation > 0.05
+@pytest.mark.parametrize("example", NOISY, ids=lambda each: each.name)
+def test_any_policy_is_exact_under_shared_noise(example):
+    setting = example.under("shared-noise", at=1.0 - 1e-10)
+    assert deviation(setting, NoiseEnumeration).largest <= EXACT_TO
 
 
-@both_rules
-def test_trimming_sampled_drafts_before_an_illegal_token_biases(rule):
-    def trim(drafts):
-        tokens = [[d.token for d in drawn] for drawn in drafts]
-        return [t.index(2) if 2 in t else len(t) for t in tokens]
+@pytest.mark.parametrize("example", [*BIASED, *EXACT], ids=lambda each: each.name)
+def test_any_policy_gives_the_serial_text_under_shared_noise(example):
+    setting = example.under("shared-noise")
+    for seed in range(10):
+        assert played(setting, seed) == serial(setting, seed)
 
-    legal = Table(constant_logits(0.3, 0.7, 0.0))
-    one = Case(target=legal, draft=Table(constant_logits(0.4, 0.1, 0.5)))
-    trimmed = scenario(one, rule=rule, policy=Policy(length=lambda *_: 2, trim=trim))
-    assert deviation(trimmed).total_variation > 0.05
-    verified = scenario(one, rule=rule, policy=two)
-    assert deviation(verified).largest <= EXACT
+
+class OneNoise(NoiseEnumeration):
+    """The same noise for all places of a round."""
+
+    def _noise_key(self, branch, r, place):
+        return super()._noise_key(branch, r, 0)
+
+
+class LaggingNoise(NoiseEnumeration):
+    """Noise of the place before: the last token's is looked at again."""
+
+    def _noise_key(self, branch, r, place):
+        return super()._noise_key(branch, r, max(place - 1, 0))
+
+
+class DraftChoice(NoiseEnumeration):
+    """Commits what the race gives on other rows than the target's."""
+
+    def _draw(self, rows, values):
+        return super()._draw(rows.flip(1) if len(rows) > 1 else rows, values)
+
+
+@pytest.mark.parametrize("wrong", [OneNoise, LaggingNoise, DraftChoice])
+def test_wrong_noise_is_seen(wrong):
+    setting = scenario(random_case(2), rule="shared-noise", policy=two)
+    assert deviation(setting, NoiseEnumeration).largest <= EXACT_TO
+    assert deviation(setting, wrong).total_variation > 0.01
 
 
 def error_of(rule, *, mutant=None, one=None):
@@ -218,7 +187,7 @@ def test_wrong_residuals_are_seen(rule, wrong, monkeypatch):
 def test_unscaled_residual_is_seen_under_block(monkeypatch):
     right = verify.residual
     monkeypatch.setattr(verify, "residual", lambda p, q, s: right(p, q, torch.ones_like(s)))
-    assert error_of("token") <= EXACT
+    assert error_of("token") <= EXACT_TO
     assert error_of("block") > SEEN
 
 
@@ -263,7 +232,7 @@ def test_raw_draft_rows_as_denominator_are_seen(rule):
     raw = Table(random_logits(SEEDS[3] + 1, 3))
     hot = Processing(temperature=0.4)
     assert error_of(rule, one=random_case(on_draft=hot, claimed=raw)) > SEEN
-    assert error_of(rule, one=random_case(on_draft=hot)) <= EXACT
+    assert error_of(rule, one=random_case(on_draft=hot)) <= EXACT_TO
 
 
 @both_rules

@@ -1,0 +1,1 @@
+"""Faults to plant, by what they spoil. Tables only."""

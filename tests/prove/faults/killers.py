@@ -1,0 +1,50 @@
+"""Names of the tests that planted faults must fail. Knows pytest node ids, runs nothing."""
+
+ENUMERATION_TESTS = "tests/scheduler/sampling/test_enumeration.py"
+ENUMERATED_LAW = f"{ENUMERATION_TESTS}::test_larger_vocabularies"
+
+ROUND_TESTS = "tests/scheduler/runtime/test_round.py"
+ROUND_LAW = f"{ROUND_TESTS}::test_two_rounds_have_the_serial_law_in_both_layouts"
+FILTERED_LAW = f"{ROUND_TESTS}::test_the_law_holds_under_filters_penalties_and_a_policy"
+_WAYS = f"{ROUND_TESTS}::test_every_way_to_draft_has_the_serial_law"
+LOOKUP_LAW = f"{_WAYS}[drafts of the host]"
+EARLY_LAW = f"{_WAYS}[early stop]"
+BAD_ROW_LAW = f"{_WAYS}[draft rows without a law]"
+STOPPED_LAW = f"{_WAYS}[stops in accepted runs]"
+
+CONTRACT_TESTS = "tests/contracts/test_runner.py"
+_TEXT = f"{CONTRACT_TESTS}::test_the_text_is_the_serial_one"
+TABLE_TEXT = f"{_TEXT}[tables-replay_frontier-kind1]"
+RETAINED_TEXT = f"{_TEXT}[tables-retained_frontier-kind1]"
+MODEL_TEXT = f"{_TEXT}[llama-replay_frontier-kind1]"
+INVARIANT_TEXT = f"{_TEXT}[invariant-replay_frontier-kind1]"
+
+MACHINE = "tests/scheduler/test_machine.py::test_random_lives"
+
+WEAK_TEST = (
+    "tests/scheduler/sampling/test_teeth.py::test_a_weak_inequality_would_accept_a_masked_token"
+)
+VERIFY_TESTS = "tests/scheduler/sampling/test_verify.py"
+DRAW_TESTS = "tests/scheduler/sampling/test_draw.py"
+RNG_TESTS = "tests/scheduler/sampling/test_rng.py"
+ROW_TESTS = "tests/scheduler/sampling/test_processors.py"
+
+OWN_DRAWS = "tests/scheduler/runtime/test_draws.py::test_every_test_uses_the_draw_of_its_own_key"
+PADDED_TESTS = "tests/scheduler/runtime/test_padded_vocabulary.py"
+EQUALITY_TESTS = "tests/scheduler/runtime/test_packed_equality.py"
+INVARIANT_TESTS = "tests/scheduler/runtime/test_invariant.py"
+SPLIT_EQUALITY = f"{INVARIANT_TESTS}::test_split_attention_is_attention"
+PACKED_ROW_TESTS = "tests/scheduler/runtime/test_rows.py"
+CONFIDENCE_TESTS = "tests/scheduler/runtime/test_confidence.py"
+
+LEDGER_TESTS = "tests/scheduler/test_draft_ledger.py"
+_NOISE = "[Verifier.SHARED_NOISE]"
+PREFIXES = f"{LEDGER_TESTS}::test_every_kind_of_round_asks_for_the_right_prefixes{_NOISE}"
+COMMIT_TESTS = "tests/scheduler/test_commit.py"
+DECIDE_TESTS = "tests/scheduler/test_decide.py"
+LAYOUT_TESTS = "tests/scheduler/test_retained_layout.py"
+LAYOUT_TEXTS = f"{LAYOUT_TESTS}::test_texts_are_those_of_the_other_layout"
+FAULT_TESTS = "tests/scheduler/test_faults.py"
+PLANNING_TESTS = "tests/scheduler/test_planning.py"
+COORDINATE_TESTS = "tests/scheduler/test_coordinate.py"
+SPEEDUP_TESTS = "tests/scheduler/test_speedup.py"
