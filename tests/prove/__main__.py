@@ -14,6 +14,7 @@ from tests.prove.options import Options, read_options
 from tests.prove.proof import Proof, Scope
 from tests.prove.report import Outcome, Report, merged, read_report, write_report
 from tests.prove.run import run_proof
+from tests.prove.sources import product_digest
 from tests.prove.table import aligned, markdown, render
 
 # Tiny kernels, many of them: a second thread costs more than it brings, and the bits stay the same
@@ -71,6 +72,7 @@ def _start(options: Options, offered: int) -> Report:
         machine=describe_machine(),
         versions=describe_versions(),
         numpy=version("numpy"),
+        product=product_digest(),
         threads=_THREADS,
         offered=offered,
         outcomes=(),

@@ -47,7 +47,7 @@ def read_options(arguments: Sequence[str], names: Sequence[str]) -> Options:
         nargs="+",
         default=[],
         metavar="FILE",
-        help="take what these files of the same revision found; without --only, only proofs "
+        help="take what these files about the same product found; without --only, only proofs "
         "that they lack are run",
     )
     add("--markdown", type=Path, metavar="FILE", help="show this data file as Markdown")

@@ -1,6 +1,6 @@
 """What a run of proofs came to, as records and as JSON. Knows no proof and no way to show one.
 
-Reports of one revision can be put together, so that long proofs may run in parts.
+Reports on one product can be put together, so that long proofs may run in parts.
 """
 
 import json
@@ -34,14 +34,16 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All outcomes, on what and of what they are. `threads` are those of one tensor operation;
-    `offered` counts the proofs that there are, run or not."""
+    """All outcomes, on what and of what they are. `product` is the digest of the sources that the
+    proofs are about, `threads` are those of one tensor operation, `offered` counts the proofs that
+    there are, run or not."""
 
     date: str
     scope: Scope
     machine: Machine
     versions: Versions
     numpy: str
+    product: str
     threads: int
     offered: int
     outcomes: tuple[Outcome, ...]
@@ -74,7 +76,7 @@ def read_report(path: Path) -> Report:
 def merged(now: Report, earlier: Sequence[Report], order: Sequence[Proof]) -> Report:
     """`now` with the earlier outcomes of proofs that it lacks, later files winning, in `order`.
 
-    Raises MergeRefused when revision, scope or versions differ.
+    Raises MergeRefused when product, scope or versions differ.
     """
     found = {each.name: each for report in earlier for each in report.outcomes}
     for report in earlier:
@@ -85,10 +87,8 @@ def merged(now: Report, earlier: Sequence[Report], order: Sequence[Proof]) -> Re
 
 
 def _check_same(now: Report, other: Report) -> None:
-    if now.versions.revision is None:
-        raise MergeRefused("revision: there is no git checkout to tell it")
     facts = (
-        ("revision", now.versions.revision, other.versions.revision),
+        ("product", now.product, other.product),
         ("scope", now.scope.value, other.scope.value),
         ("python", now.versions.python, other.versions.python),
         ("torch", now.versions.torch, other.versions.torch),

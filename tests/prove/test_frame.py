@@ -14,6 +14,7 @@ from tests.prove.catalogue import MODULES, find_proofs
 from tests.prove.proof import Finding, Proof, Scope
 from tests.prove.report import MergeRefused, merged, read_report, write_report
 from tests.prove.run import run_proof
+from tests.prove.sources import product_digest
 from tests.prove.table import aligned, markdown, render
 
 
@@ -175,7 +176,7 @@ def test_a_merge_runs_what_the_files_lack(files, toys, holding, failing):
     assert (len(holding.scopes), len(failing.scopes)) == (1, 1)
 
 
-@pytest.mark.parametrize("place", ["revision", "python", "torch", "transformers"])
+@pytest.mark.parametrize("place", ["python", "torch", "transformers"])
 def test_a_merge_refuses_other_versions(files, toys, tmp_path, holding, capsys, place):
     report = read_report(files("--only", "bad")[2])
     other = replace(report, versions=replace(report.versions, **{place: "other"}))
@@ -185,19 +186,35 @@ def test_a_merge_refuses_other_versions(files, toys, tmp_path, holding, capsys, 
     assert holding.scopes == []
 
 
-@pytest.mark.parametrize("changes", [{"scope": Scope.FULL}, {"numpy": "1"}])
-def test_a_merge_refuses_another_scope_or_numpy(files, toys, changes):
+@pytest.mark.parametrize("changes", [{"scope": Scope.FULL}, {"numpy": "1"}, {"product": "2"}])
+def test_a_merge_refuses_another_scope_numpy_or_product(files, toys, changes):
     report = read_report(files("--only", "bad")[2])
     with pytest.raises(MergeRefused, match=next(iter(changes))):
         merged(report, [replace(report, **changes)], toys)
 
 
-def test_a_merge_needs_a_revision(files, toys):
+def test_a_merge_takes_another_revision_of_the_same_product(files, toys):
     report = read_report(files("--only", "bad")[2])
-    lost = replace(report, versions=replace(report.versions, revision=None))
-    assert merged(lost, [], toys) == lost
-    with pytest.raises(MergeRefused, match="revision"):
-        merged(lost, [lost], toys)
+    later = replace(report, versions=replace(report.versions, revision="7654321"), outcomes=())
+    assert merged(later, [report], toys).outcomes == report.outcomes
+
+
+def test_the_product_is_every_source_file_by_name_and_content(tmp_path):
+    (tmp_path / "scheduler" / "runtime").mkdir(parents=True)
+    (tmp_path / "tests").mkdir()
+    digests = set()
+    for name, text in (
+        ("scheduler/a.py", "1"),
+        ("scheduler/a.py", "2"),
+        ("scheduler/runtime/b.py", ""),
+        ("scheduler/runtime/c.py", ""),
+    ):
+        (tmp_path / name).write_text(text, "utf-8")
+        digests.add(product_digest(tmp_path))
+    (tmp_path / "tests" / "t.py").write_text("", "utf-8")
+    (tmp_path / "scheduler" / "notes.md").write_text("", "utf-8")
+    digests.add(product_digest(tmp_path))
+    assert len(digests) == 4
 
 
 def test_markdown_shows_the_same_cells(files, toys, holding, capsys):
