@@ -115,7 +115,7 @@ PROOFS = (
         run=_records,
     ),
     Proof(
-        name="stale_results",
+        name="stale-results",
         section="9",
         oracle="results with one leaf of the coordinate changed, both layouts",
         run=_results,

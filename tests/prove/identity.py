@@ -265,25 +265,25 @@ def _scarcer(way: Way) -> Way:
 
 PROOFS: tuple[Proof, ...] = (
     Proof(
-        name="identity, batch-invariant float32",
+        name="identity-invariant-float32",
         section="11.3 a",
         oracle="each request alone, K = 0: tokens and logprob bits",
         run=partial(bitwise, "float32"),
     ),
     Proof(
-        name="identity, batch-invariant bfloat16",
+        name="identity-invariant-bfloat16",
         section="11.3 a",
         oracle="each request alone, K = 0: tokens and logprob bits",
         run=partial(bitwise, "bfloat16"),
     ),
     Proof(
-        name="identity, plain float32",
+        name="identity-plain-float32",
         section="11.3 b",
         oracle="unmodified model reads each text: margins of divergences",
         run=partial(near_ties, "float32"),
     ),
     Proof(
-        name="identity, plain bfloat16",
+        name="identity-plain-bfloat16",
         section="11.3 c",
         oracle="unmodified bfloat16 model reads each text: margins of divergences",
         run=partial(near_ties, "bfloat16"),
