@@ -55,7 +55,7 @@ _ALL = frozenset(
 _FEWER = _ALL - {"plain", "cool", "stop"}
 _ENGINE = {
     Scope.FAST: Size(vocabulary=3, settings=_FEWER, counts={0: 1500, 1: 9000, 4: 3500, 8: 900}),
-    Scope.FULL: Size(vocabulary=4, settings=_ALL, counts={0: 25000, 1: 50000, 4: 35000, 8: 20000}),
+    Scope.FULL: Size(vocabulary=4, settings=_ALL, counts={0: 25000, 1: 52000, 4: 36000, 8: 26000}),
 }
 _HTTP = {
     Scope.FAST: Size(
@@ -68,7 +68,7 @@ _HTTP = {
         vocabulary=VOCABULARY,
         settings=_ALL,
         counts={0: 60, 1: 120, 4: 120, 8: 60},
-        choices=96,
+        choices=64,
     ),
 }
 _REPEATED = {
