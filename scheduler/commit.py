@@ -234,7 +234,7 @@ def check_postconditions(
 
 
 class Ledger:
-    """Owner of every authoritative state. States change by `publish` and `preempt` only."""
+    """Owner of every authoritative state. States change by `publish` and `replace` only."""
 
     def __init__(self, fault: FaultHook = no_faults) -> None:
         self._states: dict[int, RequestState] = {}

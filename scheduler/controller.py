@@ -3,9 +3,10 @@
 A biased policy needs a drawn token, or something that follows from one, before it settles what is
 verified (contract section 3). Nobody who chooses here has that: a controller decides on a
 `LoadView` of numbers, a proposer on published tokens, and then the plan is frozen and digested.
-The drafter itself holds a row against a threshold before it draws from that row. `learn` does show
-draws, of rounds that are over: their keys never come again, unless a round broke, and that one is
-tried again with the K that it had.
+The drafter itself holds a row against a threshold before it draws from that row. `learn` shows
+counts of rounds that are over, and no draw. A request's own keys never come again, unless a round
+broke, and that one is tried again with the K that it had. Two requests with one seed do share keys:
+a controller that pools their counts must not let one of them choose the other's K.
 """
 
 from collections.abc import Mapping

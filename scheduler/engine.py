@@ -20,7 +20,7 @@ from scheduler.plan import RoundPlan, RoundResult, nothing_run
 from scheduler.request import Request
 from scheduler.runner import ModelRunner
 from scheduler.scheduler import Scheduler
-from scheduler.stats import LoadStats, StatsSink, StepStats
+from scheduler.stats import LoadStats, StatsSink, StepStats, without_evidence
 
 logger = logging.getLogger(__name__)
 
@@ -266,7 +266,7 @@ class Engine:
             preemptions=self._book.preemptions - preemptions,
             load=self._book.load(),
         )
-        self._controller.learn(stats)
+        self._controller.learn(without_evidence(stats))
         self._sink.step(stats)
 
     def _execute(self, plan: RoundPlan, jobs: tuple[Job, ...]) -> _Executed:

@@ -310,12 +310,13 @@ def _group_stats(job: Job, staged: Staged, outcome: CommitOutcome) -> GroupStats
     stats = _nothing_published(job, outcome)
     if outcome is CommitOutcome.REPLAYED:
         return stats
-    stats = replace(stats, evidence=_evidence(staged.decision, staged.result))
+    evidence = _evidence(staged.decision, staged.result)
     if outcome is not CommitOutcome.PUBLISHED:
-        return stats
+        return replace(stats, evidence=evidence)
     group, decision = job.group, staged.decision
     return replace(
         stats,
+        evidence=evidence,
         committed=len(decision.emitted),
         prefilled=_prefilled(group),
         terminal=decision.terminal,

@@ -251,7 +251,8 @@ class Scheduler:
         """What each request drafts, chosen from history alone, within the row budget."""
         emitters = [share for share in shares if share.emits]
         views = tuple(self._view(share) for share in emitters)
-        prefill = sum(share.rows for share in shares if not share.emits)
+        chunks = [share for share in shares if not (share.emits or share.state.decoding)]
+        prefill = sum(share.rows for share in chunks)
         load = LoadView(requests=views, prefill_rows=prefill, load=self.book.load())
         chosen = self._controller.decide(load)
         budget = self._config.max_batched_tokens - sum(share.rows for share in shares)

@@ -1,6 +1,6 @@
 """Frozen records of what happened, for the controller and for telemetry. Nothing is read back."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
@@ -130,6 +130,12 @@ class StepStats:
     preemptions: int
     load: LoadStats
     itl_seconds: tuple[tuple[float, int], ...] = ()
+
+
+def without_evidence(stats: StepStats) -> StepStats:
+    """What may be learnt from: counts and costs, no draw (contract section 3)."""
+    groups = tuple(replace(each, evidence=None) for each in stats.groups)
+    return replace(stats, groups=groups)
 
 
 class StatsSink(Protocol):

@@ -110,10 +110,11 @@ async def warm_up(loaded: Loaded) -> None:
     tokenizer = loaded.tokenizer
     prompt = tokenizer.begun((await tokenizer.encode([""], special=True))[0])
     requests = [_warm_request(engine, loaded, prompt, temperature) for temperature in (0.0, 1.0)]
+    error: str | None = None
     for subscription in engine.submit(requests):
-        async for _event in subscription:
-            pass
-    error = engine.health().error
+        async for event in subscription:
+            error = error or (event.finish.error if event.finish else None)
+    error = error or engine.health().error
     await engine.stop()
     if error is not None:
         raise ModelRefused(f"the models cannot run: {error}")

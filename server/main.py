@@ -33,7 +33,7 @@ from server.settings import Settings, SettingsError
 from server.version import version
 from telemetry.acceptance_log import AcceptanceLog
 from telemetry.acceptance_log_files import RotatingFile
-from telemetry.acceptance_log_lines import LogHeader, header_line
+from telemetry.acceptance_log_lines import LogHeader, header_line, is_header
 from telemetry.aliases import VllmAliases
 from telemetry.fan_out import FanOut
 from telemetry.loop_lag import LagMonitor
@@ -193,6 +193,7 @@ class _Process:
                 limit=settings.acceptance_log_bytes,
                 kept=settings.acceptance_log_files,
                 header=partial(header_line, _log_header(settings, loaded)),
+                own=is_header,
             )
         except OSError as problem:
             raise SettingsError(f"acceptance_log={settings.acceptance_log}: {problem}") from None

@@ -185,6 +185,14 @@ class Settings(BaseSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _no_size_without_a_log(self) -> Self:
+        if self.acceptance_log is None:
+            for name in ("acceptance_log_bytes", "acceptance_log_files"):
+                if name in self.model_fields_set:
+                    raise ValueError(f"{name}={getattr(self, name)}: there is no acceptance_log")
+        return self
+
     @property
     def root(self) -> str:
         """Where the target model comes from, as clients may know it."""

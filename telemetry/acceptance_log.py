@@ -15,21 +15,23 @@ from telemetry.acceptance_log_files import RotatingFile
 from telemetry.acceptance_log_lines import dropped_line, record_count, round_lines
 from telemetry.metrics import OTHER_DOMAIN, AcceptanceLogMetrics
 
-__all__ = ["QUEUED_RECORDS", "AcceptanceLog"]
+__all__ = ["QUEUED_OUTCOMES", "AcceptanceLog"]
 
 logger = logging.getLogger(__name__)
 
-QUEUED_RECORDS = 1 << 16
-"""Records that may wait for the disk: some seconds of a busy server, about 20 MB."""
+QUEUED_OUTCOMES = 1 << 16
+"""Draft outcomes, and one more a request's round, that may wait: 20 to 32 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
-    """One round on its way; `dropped` records before it found no room."""
+    """One round on its way, which takes `held` of the queue; `dropped` records before it found no
+    room."""
 
     round_id: int
     groups: tuple[GroupStats, ...]
     records: int
+    held: int
     dropped: int
 
 
@@ -47,7 +49,7 @@ class AcceptanceLog:
         metrics: AcceptanceLogMetrics,
         *,
         domains: Collection[str],
-        capacity: int = QUEUED_RECORDS,
+        capacity: int = QUEUED_OUTCOMES,
     ) -> None:
         self._file = file
         self._metrics = metrics
@@ -68,12 +70,13 @@ class AcceptanceLog:
         records = sum(record_count(group) for group in groups)
         if not records:
             return
-        if self._off or self._offered - self._taken + records > self._capacity:
+        held = sum(_held(group) for group in groups)
+        if self._off or self._offered - self._taken + held > self._capacity:
             self._dropped += records
             self._metrics.dropped.value += records
             return
-        self._offered += records
-        self._put(stats.round_id, groups, records)
+        self._offered += held
+        self._put(stats.round_id, groups, records, held)
 
     def load(self, load: LoadStats) -> None:
         """Not logged."""
@@ -85,14 +88,16 @@ class AcceptanceLog:
         """Write what is queued and let go of the file; a disk that hangs gets `timeout` seconds.
         Nothing may be offered afterwards."""
         if self._dropped:
-            self._put(0, (), 0)
+            self._put(0, (), 0, 0)
         self._queue.put(None)
         self._thread.join(timeout)
         if self._thread.is_alive():
             logger.error("the acceptance log was not finished within %.0f s", timeout)
 
-    def _put(self, round_id: int, groups: tuple[GroupStats, ...], records: int) -> None:
-        batch = _Batch(round_id=round_id, groups=groups, records=records, dropped=self._dropped)
+    def _put(self, round_id: int, groups: tuple[GroupStats, ...], records: int, held: int) -> None:
+        batch = _Batch(
+            round_id=round_id, groups=groups, records=records, held=held, dropped=self._dropped
+        )
         self._dropped = 0
         self._queue.put(batch)
 
@@ -102,7 +107,7 @@ class AcceptanceLog:
                 self._metrics.failed.value += batch.records
             else:
                 self._write(batch)
-            self._taken += batch.records
+            self._taken += batch.held
         self._file.close()
 
     def _write(self, batch: _Batch) -> None:
@@ -123,3 +128,8 @@ class AcceptanceLog:
 
     def _domain(self, group: GroupStats) -> str:
         return group.domain if group.domain in self._domains else OTHER_DOMAIN
+
+
+def _held(group: GroupStats) -> int:
+    """What one request's round takes of the queue: all its drafts wait, reached or not."""
+    return 0 if group.evidence is None else len(group.evidence.outcomes) + 1

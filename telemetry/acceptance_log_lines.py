@@ -16,7 +16,15 @@ from scheduler.plan import DraftOutcome, TerminalKind
 from scheduler.stats import CommitOutcome, Evidence, GroupStats, Policy, SpeculationStats
 from telemetry.metrics import PREFIX_BUCKETS
 
-__all__ = ["SCHEMA", "LogHeader", "dropped_line", "header_line", "record_count", "round_lines"]
+__all__ = [
+    "SCHEMA",
+    "LogHeader",
+    "dropped_line",
+    "header_line",
+    "is_header",
+    "record_count",
+    "round_lines",
+]
 
 SCHEMA = 1
 _LIMITS = tuple(limit for limit, _ in PREFIX_BUCKETS if limit is not None)
@@ -39,6 +47,11 @@ class LogHeader:
 def header_line(header: LogHeader, file: int) -> bytes:
     """The first line of the run's file number `file`, counted from 0."""
     return _line({"record": "header", "schema": SCHEMA, "file": file, **asdict(header)})
+
+
+def is_header(line: bytes) -> bool:
+    """Whether a file that begins with `line` is a log, of whatever schema. A torn line counts."""
+    return line.startswith(b'{"record":"header","schema":')
 
 
 def dropped_line(count: int) -> bytes:

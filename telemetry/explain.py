@@ -31,6 +31,7 @@ BY = ("policy", "domain", "proposer", "k")
 OTHERS = "(others)"
 _LONGEST_LINE = 1 << 18
 _OPEN_REQUESTS = 1 << 14
+_KNOWN_FILES = 1 << 14
 _PARTS = 256
 _SHOWN = 10
 
@@ -95,7 +96,7 @@ def explain(names: Sequence[str], stdin: BinaryIO, by: str | None = None) -> Rep
     """Read logs, `-` being `stdin`, and check every record; `by` is one of `BY`.
 
     Files of one run are read in the order in which they were written, whatever their order here.
-    Raises Unreadable.
+    Raises Unreadable, also for a file that is here twice.
     """
     reader = _Reader(by)
     with ExitStack() as opened:
@@ -139,10 +140,15 @@ class _Reader:
         # None: seen, but where it goes on is not known.
         self._joins: OrderedDict[int, Join | None] = OrderedDict()
         self._last: Header | None = None
+        # Where each file of a run was found, by (started, file).
+        self._files: OrderedDict[tuple[str, int], str] = OrderedDict()
+        # A line was lost, and no new round has begun since.
+        self._torn = False
 
     def file(self, name: str, header: Header) -> None:
         """A file begins."""
         self._name = name
+        self._torn = False
         self.report.files += 1
         self._take_header(header)
 
@@ -164,9 +170,15 @@ class _Reader:
             else:
                 # The writer was stopped, or has not ended it yet; so is the round it belongs to.
                 self.report.unfinished += 1
-                self._round.clear()
+            self._lose_line()
             return
         self._take(number, record)
+
+    def _lose_line(self) -> None:
+        """Whichever round the line was of, neither that round nor what follows it can be judged."""
+        self._round.clear()
+        self._torn = True
+        self._forget()
 
     def _take(self, number: int, record: Record) -> None:
         if isinstance(record, Position) and self._goes_on(record):
@@ -174,6 +186,7 @@ class _Reader:
             self.report.records += 1
             return
         self._end_round()
+        self._torn = self._torn and isinstance(record, Position) and record.place > 1
         if isinstance(record, Header):
             self._take_header(record)
         elif isinstance(record, Dropped):
@@ -210,6 +223,9 @@ class _Reader:
             return
         lines, records = zip(*self._round, strict=True)
         self._round = []
+        if self._torn:  # what a lost line left of its round
+            self._torn = False
+            return
         about = records[0].round
         faults = check_round(records) or self._join(about)
         self._note(about, faults, lines)
@@ -244,6 +260,7 @@ class _Reader:
 
     def _take_header(self, header: Header) -> None:
         """Requests go on from file to file of one run, if none is missing between them."""
+        self._know_file(header)
         last, self._last = self._last, header
         if last is not None and (last.started, last.file + 1) == (header.started, header.file):
             return
@@ -253,6 +270,16 @@ class _Reader:
         self._joins.clear()
         self.report.runs += 1
         self.report.headers = [*self.report.headers, header][-_SHOWN:]
+
+    def _know_file(self, header: Header) -> None:
+        """Remember the file. Raises Unreadable when it was read already."""
+        key = (header.started, header.file)
+        if key in self._files:
+            where = self._files[key]
+            raise Unreadable(f"{self._name}: file {header.file} of a run, read already in {where}")
+        self._files[key] = self._name
+        if len(self._files) > _KNOWN_FILES:
+            self._files.popitem(last=False)
 
     def _forget(self) -> None:
         """Something is missing here: no request can be followed over it."""

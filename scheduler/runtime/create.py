@@ -120,7 +120,8 @@ def _device(options: PairOptions) -> torch.device:
 def _target_forward(
     options: PairOptions, target: LoadedModel, pool: PoolConfig
 ) -> TransformersForward | InvariantForward:
-    """The target over its pool. A draft needs no such mode: it only proposes."""
+    """The target over its pool. A draft has no such mode: where texts are promised (temperature 0,
+    shared noise) it only proposes."""
     if options.batch_invariant:
         return invariant_forward(target, pool)
     return TransformersForward(target, pool)

@@ -6,7 +6,6 @@ from functools import reduce
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from scheduler.plan import Group
 from scheduler.request import Verifier
@@ -49,11 +48,12 @@ def target_rows(depths: Sequence[int]) -> Rows:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
     """A verdict for all G emitters in one table. `sound` [G]: whether each one's rows had a law,
-    up to the terminal's; `whole` [G]: whether all its rows had."""
+    up to the terminal's; `good` [M]: which rows had. Rows after the terminal's were never used, but
+    theirs are K/V rows too."""
 
     verdict: Verdict
     sound: Tensor
-    whole: Tensor
+    good: Tensor
 
 
 def decide(
@@ -198,16 +198,8 @@ def _with_laws_only(batch: DraftBatch, good: Tensor) -> DraftBatch:
 
 
 def _decided(verdict: Verdict, batch: DraftBatch, good: Tensor) -> Decided:
-    """`good` [M] says which rows had a law. Rows after the terminal's were never used, but theirs
-    are K/V rows too."""
     width = batch.drafts.shape[1]
     places = torch.arange(width + 1, device=good.device)
     rows = batch.target_row[:, None] + torch.minimum(places, batch.k[:, None])
     unused = places > verdict.accepted[:, None]
-    bad = pad((~good).long().cumsum(0), (1, 0))
-    ends = pad(batch.target_row[1:], (0, 1), value=len(good))
-    return Decided(
-        verdict=verdict,
-        sound=(good[rows] | unused).all(dim=1),
-        whole=bad[ends] == bad[batch.target_row],
-    )
+    return Decided(verdict=verdict, sound=(good[rows] | unused).all(dim=1), good=good)

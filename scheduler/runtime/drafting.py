@@ -21,8 +21,9 @@ class Drafted:
     """Drafts of G emitters: `ids` [G, Kmax] int64, 0 past `k`; `k` [G] int64 is what may be
     verified, `depths` what was planned (k is less where a draft row had no law). `laws`
     [G * Kmax, V] are the q rows, None when all requests are greedy; `rows` counts packed draft
-    rows, `steps` draft steps. `lost` [G] says whose cache saw a row without a law: it may hold
-    rows that are not finite."""
+    rows, `steps` draft steps. Where looking costs no transfer, `depths` is no more than `k`.
+    `lost` [G] says whose cache saw a row without a law: it may hold rows that are not finite.
+    """
 
     ids: Tensor
     k: Tensor
@@ -68,7 +69,7 @@ class _Round:
         self.depths = [depths[index] for index in self.order]
         self.places = torch.tensor(self.order, dtype=torch.int64, device=ids.device)
         self.sound = torch.ones(len(self.order), ids.shape[1], dtype=torch.bool, device=ids.device)
-        self.sure = self.sound.clone()
+        self.sure = torch.ones_like(self.sound)
         floors = [_floor(groups[index]) for index in self.order]
         self.floors = torch.tensor(floors, dtype=torch.float64, device=ids.device)
         self.selective = any(floors)
@@ -91,14 +92,14 @@ class _Round:
         where = self.places[:count]
         self.ids[where, step] = proposal.ids
         self.sound[:count, step] = proposal.sound
-        self.sure[:count, step] = proposal.sure
+        if self.selective:
+            self.sure[:count, step] = proposal.sure
         if self.q is not None and proposal.laws is not None:
             self.q = self.q.to(proposal.laws.dtype)
             self.q[where * self.ids.shape[1] + step] = proposal.laws
 
     def ended(self, step: int) -> bool:
-        """Whether no request that would go on after `step` is still confident. Only asked where
-        looking costs no transfer."""
+        """Whether no request that would go on after `step` is still confident."""
         further = len(self.active(step + 1))
         return not bool((self.sure & self.sound)[:further, : step + 1].all(dim=1).any())
 
@@ -124,6 +125,7 @@ class Drafter:
         self._forward = forward
         self._vocabulary = vocabulary
         self._device = device
+        self._looks_are_free = device.type == "cpu"
 
     def draft(self, groups: Sequence[Group], laws: RowLaws, draws: RoundDraws) -> Drafted:
         """All proposals of the round."""
@@ -141,11 +143,14 @@ class Drafter:
             proposal = _propose(shared, active, steps, self._logits(hidden))
             shared.enter(steps, proposal)
             chosen, rows, steps = proposal.ids, rows + count, steps + 1
-            if shared.selective and self._device.type == "cpu" and shared.ended(steps - 1):
+            if shared.selective and self._looks_are_free and shared.ended(steps - 1):
                 break
+        k = shared.counts(depths)
+        if shared.selective and self._looks_are_free:
+            depths = tuple(k.tolist())  # what was not drafted needs no target row
         return Drafted(
             ids=ids,
-            k=shared.counts(depths),
+            k=k,
             depths=depths,
             laws=shared.q,
             rows=rows,

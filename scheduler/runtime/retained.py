@@ -19,8 +19,7 @@ class RetainedRows:
 
     def keep_only(self, requests: Collection[int]) -> None:
         """Drop the rows of all other requests."""
-        if len(self._rows) > len(requests) or not self._rows.keys() <= set(requests):
-            self._rows = {r: row for r, row in self._rows.items() if r in requests}
+        self._rows = {r: row for r, row in self._rows.items() if r in requests}
 
     def hold(self, group: Group, row: Tensor) -> None:
         """Keep `row` [V] for the generation that publishing this group's append begins."""

@@ -5,7 +5,8 @@ lives, stop rules or text.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from scheduler.plan import (
 )
 from scheduler.runtime.deciding import Decided, Rows, decide, target_rows
 from scheduler.runtime.drafting import Drafted, Drafter
-from scheduler.runtime.draws import RoundDraws, by_ratio, planned_depth
+from scheduler.runtime.draws import RoundDraws, by_ratio
 from scheduler.runtime.laws import RowLaws
 from scheduler.runtime.retained import RetainedRows
 from scheduler.runtime.spoiled import SpoiledBlocks
@@ -114,7 +115,7 @@ class RoundExecutor:
             transfer = _transfer(decided, drafted, finite)
             self._note_spoiled(emitters, transfer)
             logprobs = _logprobs(emitters, rows, logits, transfer)
-            results = _results(emitters, transfer, drafted.steps, logprobs, draws.acceptance_host)
+            results = _results(emitters, transfer, drafted, logprobs, draws.acceptance_host)
         chunks = [group for group in plan.groups if not group.emits]
         sound = transfer.chunks if transfer else [bool(value) for value in finite.tolist()]
         results |= self._prefilled(chunks, sound)
@@ -129,7 +130,7 @@ class RoundExecutor:
                 decide=ended - deciding,
                 forward=self._inside() - inside,
             ),
-            target_rows=sum(g.rows + planned_depth(g) for g in plan.groups),
+            target_rows=sum(g.rows for g in plan.groups) + sum(drafted.depths),
             draft_rows=drafted.rows,
             logit_rows=len(rows.emitters) + _turned(plan.groups),
             host_syncs=_host_syncs(emitters),
@@ -147,7 +148,8 @@ class RoundExecutor:
         self._retained.keep_only(plan.held)
         call = target_call(plan.groups, drafted, self._target.device)
         if not call.segments:
-            return self._with_started(plan, rows, call, None), torch.ones(0, dtype=torch.bool)
+            none = torch.ones(0, dtype=torch.bool, device=self._target.device)
+            return self._with_started(plan, rows, call, None), none
         hidden = self._target.hidden(call.token_ids, call.segments)
         silent = [group for group in plan.groups if not group.emits]
         finite = hidden[_indices(call.lasts, hidden.device)].isfinite().all(dim=1)
@@ -217,14 +219,16 @@ def _transfer(decided: Decided, drafted: Drafted, finite: Tensor) -> _Transfer:
 
     `finite` [P] rides along: whether the chunks that emit nothing came out finite."""
     verdict, width = decided.verdict, drafted.ids.shape[1]
-    scalars = [verdict.accepted, verdict.terminal, drafted.k, decided.sound, decided.whole]
+    scalars = [verdict.accepted, verdict.terminal, drafted.k, decided.sound]
     scalars += [drafted.lost, verdict.fallback]
     tables = [drafted.ids, verdict.p_draft, verdict.q_draft, verdict.mass, verdict.base]
     tables += [verdict.bound, verdict.choice]
     columns = [each.double()[:, None] for each in scalars] + [each.double() for each in tables]
     whole = torch.cat(columns, dim=1)
-    flat = torch.cat([whole.flatten(), finite.double()]).tolist()
+    flat = torch.cat([whole.flatten(), finite.double(), decided.good.double()]).tolist()
     count, size = whole.shape
+    chunks = [bool(value) for value in flat[count * size : count * size + len(finite)]]
+    good = iter(flat[count * size + len(finite) :])
     host = [flat[row * size : (row + 1) * size] for row in range(count)]
 
     def table(number: int) -> list[list[float]]:
@@ -236,9 +240,9 @@ def _transfer(decided: Decided, drafted: Drafted, finite: Tensor) -> _Transfer:
         terminal=[int(row[1]) for row in host],
         k=[int(row[2]) for row in host],
         sound=[bool(row[3]) for row in host],
-        whole=[bool(row[4]) for row in host],
-        lost=[bool(row[5]) for row in host],
-        fell_back=[bool(row[6]) for row in host],
+        whole=[all(list(islice(good, depth + 1))) for depth in drafted.depths],
+        lost=[bool(row[4]) for row in host],
+        fell_back=[bool(row[5]) for row in host],
         drafts=[[int(value) for value in row] for row in table(0)],
         p=table(1),
         q=table(2),
@@ -246,7 +250,7 @@ def _transfer(decided: Decided, drafted: Drafted, finite: Tensor) -> _Transfer:
         base=table(4),
         bound=table(5),
         choice=table(6),
-        chunks=[bool(value) for value in flat[count * size :]],
+        chunks=chunks,
     )
 
 
@@ -258,17 +262,16 @@ def _emitted(transfer: _Transfer, index: int) -> tuple[int, ...]:
 def _results(
     emitters: Sequence[Group],
     transfer: _Transfer,
-    steps: int,
+    drafted: Drafted,
     logprobs: dict[int, tuple[TokenLogprobs, ...]],
     uniforms: list[list[float]],
 ) -> dict[int, GroupResult]:
-    results = {}
-    for index, group in enumerate(emitters):
-        result = _result(group, index, transfer, uniforms[index], logprobs.get(index, ()))
-        results[group.request] = replace(
-            result, draft_written=_draft_written(group, transfer.drafts[index][:steps])
+    return {
+        group.request: _result(
+            (group, index), transfer, drafted, uniforms[index], logprobs.get(index, ())
         )
-    return results
+        for index, group in enumerate(emitters)
+    }
 
 
 def _outcomes(
@@ -291,14 +294,15 @@ def _outcomes(
 
 
 def _result(
-    group: Group,
-    index: int,
+    emitter: tuple[Group, int],
     transfer: _Transfer,
+    drafted: Drafted,
     uniforms: list[float],
     logprobs: tuple[TokenLogprobs, ...],
 ) -> GroupResult:
+    group, index = emitter
     accepted, k = transfer.accepted[index], transfer.k[index]
-    drafts = tuple(transfer.drafts[index][: planned_depth(group)])
+    drafts = tuple(transfer.drafts[index][: drafted.depths[index]])
     sound = transfer.sound[index]
     kind = TerminalKind.BONUS if accepted == k else TerminalKind.CORRECTION
     return GroupResult(
@@ -309,7 +313,7 @@ def _result(
         accepted=accepted,
         terminal=(kind if k else TerminalKind.PLAIN) if sound else None,
         outcomes=_outcomes(group, index, transfer, uniforms),
-        draft_written=(),
+        draft_written=_draft_written(group, transfer.drafts[index][: drafted.steps]),
         logprobs=logprobs,
         draft_lost=transfer.lost[index],
         fallback=transfer.fell_back[index],

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from scheduler.plan import Group, Role
 from scheduler.runtime.drafting import Drafted
-from scheduler.runtime.draws import planned_depth
 from scheduler.runtime.rows import Segment
 
 
@@ -42,7 +41,7 @@ def target_call(groups: Sequence[Group], drafted: Drafted, device: torch.device)
     cells: list[int] = []
     emitter = 0
     for group in groups:
-        depth = planned_depth(group)
+        depth = drafted.depths[emitter] if group.emits else 0
         if group.rows + depth:
             blocks = group.blocks[Role.TARGET]
             segments.append(Segment(start=group.start, rows=group.rows + depth, blocks=blocks))

@@ -5,9 +5,12 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["BadFlag", "VerifyCost", "parser"]
+__all__ = ["LONGEST_TIME", "SHORTEST_TIME", "BadFlag", "VerifyCost", "parser"]
 
+SHORTEST_TIME, LONGEST_TIME = 1e-9, 1e12
+"""Bounds of a time in milliseconds, or of a ratio; within them no figure overflows."""
 _MOST_DRAFTS = 64
+_MOST_COUNT = 10**9
 _EPILOG = """examples:
   fencepost ledger --alpha 0.8 --c 0.1
   fencepost ledger --alpha 0.6 --k 0..4 --draft-ms 1 --verify-ms 6+0.2k --other-ms 1
@@ -179,12 +182,16 @@ def _time(text: str) -> float:
     value = _number(text)
     if value < 0.0:
         raise argparse.ArgumentTypeError(f"{text} is negative")
+    if value and not SHORTEST_TIME <= value <= LONGEST_TIME:
+        raise argparse.ArgumentTypeError(
+            f"{text} does not lie in {SHORTEST_TIME:g} .. {LONGEST_TIME:g}"
+        )
     return value
 
 
 def _duration(text: str) -> float:
-    value = _number(text)
-    if value <= 0.0:
+    value = _time(text)
+    if value == 0.0:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
     return value
 
@@ -199,6 +206,8 @@ def _count(text: str) -> int:
     value = _whole(text)
     if value == 0:
         raise argparse.ArgumentTypeError("must be at least 1")
+    if value > _MOST_COUNT:
+        raise argparse.ArgumentTypeError(f"more than {_MOST_COUNT}")
     return value
 
 

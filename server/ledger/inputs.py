@@ -7,7 +7,7 @@ import argparse
 from dataclasses import dataclass
 
 from scheduler.speedup import iid_profile, kv_row_bytes, verify_line
-from server.ledger.flags import BadFlag, VerifyCost
+from server.ledger.flags import LONGEST_TIME, SHORTEST_TIME, BadFlag, VerifyCost
 from server.ledger.scrape import Reading, read_metrics
 
 __all__ = ["Costs", "Inputs", "Sizes", "read_inputs"]
@@ -84,9 +84,8 @@ def _costs(given: argparse.Namespace, ks: tuple[int, ...], reading: Reading | No
     if given.verify_ms is None:
         raise BadFlag("--verify-ms", "needed beside --draft-ms")
     verify = _verify_times("--verify-ms", given.verify_ms, ks)
-    if given.baseline_ms is None and 0 not in verify:
-        raise BadFlag("--baseline-ms", "needed: --verify-ms has no number for K = 0")
-    return _in_ms(given.draft_ms, verify, given.other_ms or 0.0, given.baseline_ms or verify[0])
+    plain, other = _plain(given, verify, 0.0), given.other_ms or 0.0
+    return Costs(in_ms=True, draft=given.draft_ms, verify=verify, other=other, plain=plain)
 
 
 def _ratio_costs(given: argparse.Namespace, ks: tuple[int, ...]) -> Costs:
@@ -107,18 +106,34 @@ def _ratio_costs(given: argparse.Namespace, ks: tuple[int, ...]) -> Costs:
 
 def _measured_costs(given: argparse.Namespace, ks: tuple[int, ...], reading: Reading) -> Costs:
     """The reading's times, each unless a flag gives another."""
-    draft = reading.draft_ms if given.draft_ms is None else given.draft_ms
-    verify = dict.fromkeys((0, *ks), reading.verify_ms)
-    if given.verify_ms is not None:
-        verify |= _verify_times("--verify-ms", given.verify_ms, ks)
-    other = reading.other_ms if given.other_ms is None else given.other_ms
-    return _in_ms(draft, verify, other, given.baseline_ms or verify[0] + other)
-
-
-def _in_ms(draft: float, verify: dict[int, float], other: float, plain: float) -> Costs:
-    if plain <= 0.0:
-        raise BadFlag("--baseline-ms", "a plain step takes no time")
+    if given.verify_ms is None:
+        cost = VerifyCost(table=(_usable("--verify-ms", reading.verify_ms, SHORTEST_TIME),))
+    else:
+        cost = given.verify_ms
+    verify = _verify_times("--verify-ms", cost, ks)
+    draft, other = given.draft_ms, given.other_ms
+    if draft is None:
+        draft = _usable("--draft-ms", reading.draft_ms)
+    if other is None:
+        other = _usable("--other-ms", reading.other_ms)
+    plain = _plain(given, verify, other)
     return Costs(in_ms=True, draft=draft, verify=verify, other=other, plain=plain)
+
+
+def _usable(flag: str, time: float, least: float = 0.0) -> float:
+    """A measured time, unless it is out of bounds, so that the flag has to give it."""
+    if not least <= time <= LONGEST_TIME:
+        raise BadFlag(flag, f"needed: {time:g} ms was measured, not {least:g} .. {LONGEST_TIME:g}")
+    return time
+
+
+def _plain(given: argparse.Namespace, verify: dict[int, float], other: float) -> float:
+    """A plain round: what its flag says, else the target's call at K = 0 and `other`."""
+    if given.baseline_ms is not None:
+        return float(given.baseline_ms)
+    if 0 not in verify:
+        raise BadFlag("--baseline-ms", "needed: --verify-ms has no number for K = 0")
+    return verify[0] + other
 
 
 def _verify_times(flag: str, cost: VerifyCost, ks: tuple[int, ...]) -> dict[int, float]:

@@ -38,9 +38,14 @@ def _heading(inputs: Inputs) -> Iterator[str]:
     reading, costs, unit = inputs.reading, inputs.costs, _unit(inputs)
     if reading is not None:
         counts = ", ".join(map(str, reading.reached))
-        yield f"measured over {reading.rounds} rounds, mean K {reading.mean_k:.2f};"
+        yield (
+            f"measured over {reading.emitting} rounds that emitted, of {reading.rounds}, "
+            f"mean K {reading.mean_k:.2f};"
+        )
         yield f"  draft positions tested {counts} times"
-        yield "  costs not given by flags are means over these rounds, and the same at every K"
+        yield "  costs not given by flags: time of all rounds over those that emitted, at any K;"
+        yield "  prefill makes them err high and tokens/s low; in the retained layout requests that"
+        yield "  append while others emit make them err low and tokens/s high"
     yield f"acceptance by position: {_acceptances(inputs.profile)}"
     called = [time for k, time in costs.verify.items() if k in inputs.ks and k]
     verify = f"{min(called, default=costs.plain):.4g}"

@@ -83,14 +83,19 @@ class Breaks(Gate):
 class Desk:
     """An engine with what a test looks at."""
 
-    def __init__(self, settings=None, *, runner=None, fault=None, **tables):
+    def __init__(self, settings=None, *, runner=None, fault=None, controller=None, **tables):
         self.settings = settings or config()
         self.sink = Sink()
         self.tabular, self.target, self.draft = tabular_runner(self.settings, **tables)
         self.runner = (runner or Gate)(self.tabular)
         options = {} if fault is None else {"fault": fault}
         self.engine = build_engine(
-            self.settings, self.runner, sink=self.sink, clock=time.monotonic, **options
+            self.settings,
+            self.runner,
+            sink=self.sink,
+            clock=time.monotonic,
+            controller=controller,
+            **options,
         )
 
     def ask(self, *requests):

@@ -231,8 +231,8 @@ class _LayoutRun:
             self._publish(rest, emits=False)
         rest = [(p, lengths[p] - self._ledger.state(p).kv_rows) for p in everyone]
         self.before_verifying = self._calls
-        groups = self._publish(rest, emits=True)
-        self.verifying_rows = sum(group.rows + planned_depth(group) for group in groups)
+        run = self._publish(rest, emits=True)
+        self.verifying_rows = sum(group.rows + _verified(group, each) for group, each in run)
         return [self._ledger.state(place) for place in everyone]
 
     def _publish(self, rows, *, emits):
@@ -261,7 +261,13 @@ class _LayoutRun:
             staged = stage((plan.round_id, self._layout, "d"), group, before, asked, each)
             if self._ledger.publish(staged) is not CommitOutcome.PUBLISHED:
                 raise RuntimeError("a leaf was not published")
-        return groups
+        return list(zip(groups, result.groups, strict=True))
+
+
+def _verified(group, result):
+    """Drafts that have a target row: all that were planned, or those before an unsure one."""
+    confident = isinstance(group.draft, DeviceDraft) and group.draft.min_confidence > 0
+    return len(result.outcomes) if confident else planned_depth(group)
 
 
 def _request(part, place, name):

@@ -12,7 +12,7 @@ from tests.prove.faults.rows import ROW_RULES
 from tests.prove.faults.speedups import SPEEDUPS
 from tests.prove.faults.state import STATE
 from tests.prove.faults.verification import VERIFICATION
-from tests.prove.planting import Fate, Mutation, Plot, Trial, plot
+from tests.prove.planting import Fate, Mutation, Trial, plot
 from tests.prove.proof import Finding, Proof, Scope
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -25,42 +25,19 @@ MUTATIONS: tuple[Mutation, ...] = (
     *SPEEDUPS,
 )
 
-# The enumerations, as one more test of the copy. They run on tables, so that faults of attention
-# are out of their sight.
-_PROOFS_FILE = "tests/prove/enumeration.py"
-_PROOFS_TEST = "tests/prove/test_planted_enumeration.py"
-_OUT_OF_SIGHT = (
-    "scheduler/coordinate.py",
-    "scheduler/runtime/attention.py",
-    "scheduler/runtime/split_attention.py",
-    "scheduler/speedup.py",
-)
-_PROOFS_TEXT = '''"""The enumerations as tests, so that a planted fault may fail them."""
-
-import pytest
-
-from tests.prove.enumeration import PROOFS
-from tests.prove.proof import Scope
-
-
-@pytest.mark.parametrize("proof", PROOFS, ids=lambda proof: proof.name)
-def test_enumeration(proof):
-    assert proof.run(Scope.FAST).holds
-'''
-
 
 def prove(scope: Scope, mutations: Sequence[Mutation] = MUTATIONS) -> Finding:
-    """Plant each mutation. FAST runs the first killer of each, FULL all of them and the
-    enumerations, and tells every test that failed.
+    """Plant each mutation. FAST runs the first killer of each, FULL all of them, and tells every
+    test that failed.
 
     Raises BaselineFailed when a killer fails without any fault.
     """
+    first = scope is Scope.FAST
+    chosen = [each.killers[:1] if first else each.killers for each in mutations]
     with plot() as ground:
-        more = _enumerations(ground) if scope is Scope.FULL else ()
-        chosen = [_killers(mutation, scope, more) for mutation in mutations]
         ground.check_baseline(list(dict.fromkeys(test for tests in chosen for test in tests)))
         trials = [
-            ground.run_trial(mutation, tests, first=scope is Scope.FAST)
+            ground.run_trial(mutation, tests, first=first)
             for mutation, tests in zip(mutations, chosen, strict=True)
         ]
     return finding_of(trials)
@@ -88,20 +65,6 @@ def _named(trial: Trial) -> str:
 def _row(trial: Trial) -> tuple[str, ...]:
     by = ", ".join(trial.by) or trial.fate.value
     return (trial.mutation.name, trial.mutation.file, by, f"{trial.seconds:.1f}")
-
-
-def _killers(mutation: Mutation, scope: Scope, more: Sequence[str]) -> tuple[str, ...]:
-    if scope is Scope.FAST:
-        return mutation.killers[:1]
-    return mutation.killers if mutation.file in _OUT_OF_SIGHT else (*mutation.killers, *more)
-
-
-def _enumerations(ground: Plot) -> tuple[str, ...]:
-    """A test of the copy that runs the enumerations; none while there are none."""
-    if not (ground.tree / _PROOFS_FILE).is_file():
-        return ()
-    (ground.tree / _PROOFS_TEST).write_text(_PROOFS_TEXT, "utf-8")
-    return (_PROOFS_TEST,)
 
 
 PROOFS = (

@@ -29,7 +29,7 @@ class Outcome:
     @property
     def holds(self) -> bool:
         """Whether it found what it had to."""
-        return self.finding is not None and self.finding.holds
+        return self.finding is not None and self.finding.holds and self.finding.cases > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

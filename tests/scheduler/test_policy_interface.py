@@ -20,6 +20,7 @@ from scheduler.landing import stage_round
 from scheduler.plan import DeviceDraft, Group, HostDraft, RoundPlan
 from scheduler.proposal import Proposer, RequestView
 from scheduler.runtime import drafting
+from tests.oracles.desk import desk, outcomes
 from tests.oracles.rig import TOKEN, Rig, request
 from tests.scheduler.test_planning import decoding, drafts
 
@@ -53,6 +54,28 @@ def arguments(method):
     """Types of a method's arguments, without self."""
     hints = typing.get_type_hints(method)
     return [kind for name, kind in hints.items() if name != "return"]
+
+
+class Learner(FixedController):
+    """Keeps what it is shown."""
+
+    def __init__(self):
+        super().__init__(2)
+        self.seen = []
+
+    def learn(self, stats):
+        self.seen.append(stats)
+
+
+@pytest.mark.anyio
+async def test_a_controller_learns_counts_and_no_draw():
+    learner = Learner()
+    async with desk(controller=learner) as d:
+        await outcomes(d.ask(request(1, (1, 2), temperature=0.9, verifier=TOKEN, max_tokens=12)))
+    groups = [group for stats in learner.seen for group in stats.groups]
+    assert any(group.speculation for group in groups)
+    assert all(group.evidence is None for group in groups)
+    assert any(group.evidence for group in d.stats)
 
 
 def test_a_controller_decides_on_numbers_alone():

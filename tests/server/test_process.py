@@ -245,6 +245,17 @@ def test_a_log_that_cannot_be_begun_is_named(assembly, settings, tmp_path):
         main.serve(late)
 
 
+@pytest.mark.parametrize("kept", [1, 4])
+def test_a_file_that_is_no_log_keeps_the_server_from_starting(assembly, settings, tmp_path, kept):
+    assembly.gate.set()
+    path = tmp_path / "notes"
+    path.write_text("mine\n", encoding="utf-8")
+    asked = {"acceptance_log": path, "acceptance_log_files": kept}
+    with pytest.raises(SettingsError, match=r"acceptance_log=.*no file of this log"):
+        main.serve(settings.model_copy(update=asked))
+    assert path.read_text(encoding="utf-8") == "mine\n"
+
+
 def test_a_port_in_use_is_named(settings):
     taken = socket.create_server(("127.0.0.1", settings.port))
     with taken, pytest.raises(SettingsError, match=f"port={settings.port}"):

@@ -102,6 +102,8 @@ def test_the_longest_draft(k, k_max, longest):
         ({"acceptance_log": "."}, "acceptance_log=.: not a regular file"),
         ({"acceptance_log_bytes": "1kB"}, "acceptance_log_bytes=1kB"),
         ({"acceptance_log_files": "0"}, "acceptance_log_files=0"),
+        ({"acceptance_log_bytes": "1MiB"}, "acceptance_log_bytes=1048576: there is no"),
+        ({"acceptance_log_files": "4"}, "acceptance_log_files=4: there is no acceptance_log"),
         ({"lora_modules": "x"}, "lora_modules=x: unknown setting"),
         ({"config": "no/such/file.toml"}, "config=no/such/file.toml"),
     ],
@@ -120,6 +122,17 @@ def test_one_core_is_left_to_the_event_loop(monkeypatch, cores, asked, threads):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
     flags = {} if asked is None else {"threads": asked}
     assert load_settings(flags).tensor_threads == threads
+
+
+def test_sizes_of_the_acceptance_log_need_one(monkeypatch, file, tmp_path):
+    sizes = {"acceptance_log_bytes": "1MiB", "acceptance_log_files": "2"}
+    settings = load_settings({"acceptance_log": str(tmp_path / "log"), **sizes})
+    assert (settings.acceptance_log_bytes, settings.acceptance_log_files) == (1 << 20, 2)
+    with pytest.raises(SettingsError, match="acceptance_log_files=3: there is no"):
+        load_settings({"config": file("acceptance_log_files = 3")})
+    monkeypatch.setenv("FENCEPOST_ACCEPTANCE_LOG_BYTES", "1MiB")
+    with pytest.raises(SettingsError, match="acceptance_log_bytes=1048576: there is no"):
+        load_settings({})
 
 
 def test_threads_are_set_before_anything_is_loaded(monkeypatch):

@@ -10,7 +10,7 @@ from scheduler.plan import DraftOutcome, Layout
 from scheduler.stats import Evidence
 from telemetry.acceptance_log import AcceptanceLog
 from telemetry.acceptance_log_files import RotatingFile
-from telemetry.acceptance_log_lines import LogHeader, header_line, round_lines
+from telemetry.acceptance_log_lines import LogHeader, header_line, is_header, round_lines
 from telemetry.explain import explain
 from telemetry.metrics import Metrics, new_registry
 from tests.oracles.rig import (
@@ -48,7 +48,11 @@ class Shelf:
             new_registry(), k_max=8, domains=(), device_memory=lambda: 0.0, build={}
         ).acceptance_log
         self.file = file or RotatingFile(
-            self.path, limit=limit, kept=kept, header=partial(header_line, header)
+            self.path,
+            limit=limit,
+            kept=kept,
+            header=partial(header_line, header),
+            own=is_header,
         )
         self.log = AcceptanceLog(self.file, self.metrics, domains=("code",), **options)
 

@@ -2,14 +2,20 @@
 
 import json
 import logging
+import os
+import stat
 import threading
+import tracemalloc
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 
+from telemetry.acceptance_log import QUEUED_OUTCOMES
 from telemetry.acceptance_log_files import RotatingFile
-from telemetry.acceptance_log_lines import header_line
-from tests.telemetry.logs import HEADER, Shelf, decided, plainly, records, rounds_of
+from telemetry.acceptance_log_lines import header_line, is_header
+from tests.telemetry.logs import HEADER, Shelf, decided, outcome, plainly, records, rounds_of
 from tests.telemetry.rounds import plain, step
 
 
@@ -45,12 +51,12 @@ def until(condition):
 
 def test_a_full_queue_drops_counts_and_says_so(tmp_path):
     disk = Disk()
-    shelf = Shelf(tmp_path, file=disk, capacity=4)
-    for number in range(1, 6):  # two records each, and the disk does not move
+    shelf = Shelf(tmp_path, file=disk, capacity=10)
+    for number in range(1, 6):  # two records of four drafts, and the disk does not move
         shelf.log.step(step(decided(4, 1), round_id=number))
     assert shelf.counts == (0, 6, 0, 0)
     disk.open.set()
-    until(lambda: shelf.log._taken == 4)
+    until(lambda: shelf.log._taken == 10)
     shelf.log.step(step(decided(4, 1), round_id=6))
     shelf.log.close()
     assert [each.get("round_id", each.get("count")) for each in disk.lines] == [1, 1, 2, 2, 6, 6, 6]
@@ -59,9 +65,44 @@ def test_a_full_queue_drops_counts_and_says_so(tmp_path):
     assert disk.closed
 
 
+@pytest.mark.parametrize(("k", "accepted"), [(0, 0), (1, 0), (4, 0), (8, 0), (8, 8), (32, 0)])
+def test_a_full_queue_is_as_large_as_it_says(tmp_path, k, accepted):
+    """Every number is an object of its own, as those of real rounds are."""
+    share, numbers = 8, iter(range(1 << 10, 1 << 30))
+
+    def fresh():
+        return next(numbers) / 7
+
+    def round_of_one():
+        number = next(numbers)
+        if k == 0:
+            group = plainly(request=number, position=next(numbers))
+            ended = replace(group.evidence, terminal_token=next(numbers))
+            return step(replace(group, evidence=ended), round_id=number)
+        names = ("target_prob", "draft_prob", "uniform", "mass", "base", "bound")
+        drafts = tuple(
+            outcome(next(numbers), **{name: fresh() for name in names}) for _ in range(k)
+        )
+        group = decided(k, accepted, outcomes=drafts, request=number, position=next(numbers))
+        return step(group, round_id=number)
+
+    disk = Disk()
+    shelf = Shelf(tmp_path, file=disk, capacity=QUEUED_OUTCOMES // share)
+    tracemalloc.start()
+    try:
+        while not shelf.counts[1]:
+            shelf.log.step(round_of_one())
+        size = tracemalloc.get_traced_memory()[0] * share
+    finally:
+        tracemalloc.stop()
+    disk.open.set()
+    shelf.log.close()
+    assert 17e6 < size < 34e6
+
+
 def test_what_was_dropped_last_is_said_at_the_end(tmp_path):
     disk = Disk()
-    shelf = Shelf(tmp_path, file=disk, capacity=2)
+    shelf = Shelf(tmp_path, file=disk, capacity=5)
     shelf.log.step(step(decided(4, 1)))
     shelf.log.step(step(decided(4, 2)))
     disk.open.set()
@@ -94,7 +135,7 @@ def test_closing_writes_all_that_is_queued_in_order(tmp_path):
 def test_records_are_on_disk_before_the_end(tmp_path):
     shelf = Shelf(tmp_path)
     shelf.log.step(step(decided(4, 1)))
-    until(lambda: shelf.log._taken == 2)
+    until(lambda: shelf.log._taken == 5)
     assert len(records(shelf.path)) == 2
     shelf.log.close()
 
@@ -106,7 +147,7 @@ def test_a_disk_that_fails_turns_the_log_off_and_nothing_else(tmp_path, caplog):
         for number in range(1, 5):
             shelf.log.step(step(decided(4, 1), decided(4, 0), round_id=number))
         disk.open.set()
-        until(lambda: shelf.log._taken == 12)
+        until(lambda: shelf.log._taken == 40)
         shelf.log.step(step(decided(4, 1), round_id=5))
         shelf.log.close()
     assert shelf.counts == (2, 2, 10, 1)
@@ -128,6 +169,44 @@ def test_a_disk_that_hangs_is_left_behind(tmp_path, caplog):
 
 
 # ---- files ---------------------------------------------------------------------------------------
+
+
+def holdings(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("kept", [1, 2, 4])
+@pytest.mark.parametrize("name", ["accept.log", "accept.log.1", "accept.log.2"])
+@pytest.mark.parametrize("text", [b"my thesis\n", b'{"record":"plain"}\n', b"\x00" * 9000, b"\n"])
+def test_a_file_that_is_no_log_is_left_alone_and_named(tmp_path, kept, name, text):
+    for each in ("accept.log", "accept.log.1", "accept.log.2"):
+        (tmp_path / each).write_bytes(text if each == name else header_line(HEADER, 0))
+    before = holdings(tmp_path)
+    with pytest.raises(OSError, match=f"no file of this log.*{name}'"):
+        Shelf(tmp_path, kept=kept)
+    assert holdings(tmp_path) == before
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_a_log_of_another_schema_an_empty_one_and_a_torn_one_make_room(tmp_path, kept):
+    newer = header_line(HEADER, 0).replace(b'"schema":1', b'"schema":2')
+    for text in (b"", newer, header_line(HEADER, 0)[:40]):
+        (tmp_path / "accept.log").write_bytes(text)
+        (file, *_) = Shelf(tmp_path, kept=kept).keep([step(plainly())])[::-1]
+        assert len(records(file)) == 1
+
+
+@pytest.mark.parametrize("kept", [1, 3])
+def test_only_the_user_may_read_the_log(tmp_path, kept):
+    (tmp_path / "accept.log").write_bytes(header_line(HEADER, 0))
+    (tmp_path / "accept.log").chmod(0o644)
+    before = os.umask(0o022)
+    try:
+        files = Shelf(tmp_path, limit=6000, kept=kept).keep([step(decided(4, 1))] * 40)
+    finally:
+        os.umask(before)
+    assert len(files) == kept
+    assert {stat.S_IMODE(Path(name).stat().st_mode) for name in files} == {0o600}
 
 
 @pytest.mark.parametrize("kept", [1, 2, 3])
@@ -161,7 +240,7 @@ def test_a_log_that_is_there_is_moved_aside(tmp_path):
         Shelf(tmp_path, kept=2).keep([step(plainly(), round_id=run)])
     assert [records(name)[0]["round_id"] for name in sorted(tmp_path.iterdir())] == [2, 1]
     for leftover in ("accept.log.2", "accept.log.3"):
-        (tmp_path / leftover).write_text("{}")
+        (tmp_path / leftover).write_bytes(header_line(HEADER, 0))
     Shelf(tmp_path, kept=1).keep([step(plainly(), round_id=9)])
     (only,) = tmp_path.iterdir()
     assert records(only)[0]["round_id"] == 9
@@ -176,7 +255,8 @@ def test_only_regular_files_are_moved_aside(tmp_path):
 
 def test_a_block_longer_than_a_file_is_kept_whole(tmp_path):
     path = tmp_path / "accept.log"
-    file = RotatingFile(path, limit=100, kept=2, header=partial(header_line, HEADER))
+    header = partial(header_line, HEADER)
+    file = RotatingFile(path, limit=100, kept=2, header=header, own=is_header)
     file.write(b"x" * 500 + b"\n")
     file.close()
     assert path.read_bytes().endswith(b"}\n" + b"x" * 500 + b"\n")

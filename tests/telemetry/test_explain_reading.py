@@ -3,6 +3,7 @@
 import io
 import json
 import tracemalloc
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -16,11 +17,13 @@ from telemetry.explain_text import as_data, as_text
 from tests.oracles.rig import request
 from tests.telemetry.logs import (
     HEADER,
+    Planted,
     Shelf,
     encoded,
     every_rule,
     lines_of,
     mixed_log,
+    of,
     report_of,
     served,
 )
@@ -46,6 +49,19 @@ def test_rotated_files_are_read_in_the_order_of_writing(tmp_path):
     assert without.records < whole.records
 
 
+def test_a_file_is_not_counted_twice(tmp_path):
+    _, steps = served(*every_rule(max_tokens=40))
+    files = Shelf(tmp_path, limit=9000, kept=50).keep(steps)
+    copied = tmp_path / "copy"
+    copied.write_bytes(b"".join(Path(name).read_bytes() for name in files[1:3]))
+    for names in ([*files, files[2]], [files[0]] * 2, [str(copied), files[1]]):
+        with pytest.raises(Unreadable, match=r"file \d+ of a run, read already in "):
+            explain(names, io.BytesIO())
+    whole = b"".join(Path(name).read_bytes() for name in [*files, files[0]])
+    with pytest.raises(Unreadable, match=r"-: file \d+ of a run, read already in -"):
+        explain(["-"], io.BytesIO(whole))
+
+
 def test_a_second_run_starts_afresh():
     _, steps = served(request(1, (1, 2)))
     lines = lines_of(steps)
@@ -62,6 +78,40 @@ def test_malformed_lines_are_counted_and_shown(log):
     shown = as_text(report)
     assert "MALFORMED  6 lines" in shown
     assert f"-:{len(log) + 1}: malformed (line): not JSON" in shown
+
+
+def test_a_malformed_line_is_one_finding_wherever_it_stands(log):
+    """Neither its round nor the next one of the request is blamed for it or counted as lost."""
+    whole = report_of(log).parts["all"]
+    for index in range(1, len(log)):
+        if json.loads(log[index])["record"] == "header":
+            continue
+        for lines in (
+            [*log[:index], b"{\n", *log[index + 1 :]],
+            [*log[:index], b"{\n", *log[index:]],
+        ):
+            report = report_of(lines)
+            assert [(each.line, each.heading) for each in report.first] == [
+                (index + 1, "malformed")
+            ]
+            assert (report.status, report.malformed) == (1, 1)
+            assert report.parts["all"].losses.keys() <= whole.losses.keys()
+            rounds = sum(law.rounds for law in report.parts["all"].laws.values())
+            assert sum(law.rounds for law in whole.laws.values()) - rounds in {0, 1, 2}
+
+
+def test_a_fault_after_a_malformed_line_is_still_found(log):
+    planted = Planted(log)
+    index, old = planted.pick(of("token", 2))
+    new = [old[0] | {"k": old[0]["k"] + 1}, *old[1:]]
+    lines = planted.replaced(index, old, new)
+    lines.insert(index, b"{\n")
+    assert set(report_of(lines).faults) == {("position mismatch", "k")}
+    # Only one round can have been torn by it.
+    before = next(n for n, each in planted.rounds() if n + len(each) == index)
+    lines = planted.replaced(index, old, old[1:])
+    lines[before] = b"{\n"
+    assert set(report_of(lines).faults) == {("position mismatch", "place")}
 
 
 def test_a_line_that_goes_on_and_on_is_one_malformed_line(log):

@@ -85,6 +85,30 @@ def test_the_text_does_not_depend_on_it(floor, kind):
     assert Rig().serve(*asked) == [expected(each) for each in asked]
 
 
+@RULES
+def test_what_was_not_drafted_has_no_target_row(verifier, temperature):
+    rig = Rig()
+    asked = [
+        request(n, (n, 3), k=6, max_tokens=40, temperature=temperature, verifier=verifier, **own)
+        for n, own in ((1, {"min_confidence": FLOOR}), (2, {"min_confidence": FLOOR}), (3, {}))
+    ]
+    decoding(rig, *asked)
+    shorter = 0
+    for _ in range(6):
+        plan, jobs = rig.plan()
+        rig.target.calls.clear()
+        result, staged = rig.execute(plan, jobs)
+        rig.land(jobs, staged, result)
+        rows = sum(group.rows for group in plan.groups)
+        drafts = sum(len(each.outcomes) for each in result.groups)
+        assert rig.target.calls == [rows + drafts] == [result.target_rows]
+        for group, each in zip(plan.groups, result.groups, strict=True):
+            own = group.tokens[group.start : group.start + group.rows]
+            assert each.written == own + tuple(outcome.token for outcome in each.outcomes)
+            shorter += len(each.outcomes) < 6 and group.emits
+    assert shorter
+
+
 def test_requests_are_stopped_each_by_its_own_floor():
     rig = Rig()
     asked = [

@@ -1,6 +1,14 @@
 """Flags that cannot be meant, or do not go together, are refused by their names."""
 
+import json
+import math
+from itertools import product
+
 import pytest
+
+from server.ledger.flags import LONGEST_TIME, SHORTEST_TIME
+
+SIZES = ("--layers", "--kv-heads", "--head-dim", "--vocab")
 
 
 @pytest.mark.parametrize(
@@ -45,8 +53,42 @@ import pytest
         ),
         ("--alpha 0.5 --c 0 --where policy=token", "argument --where: goes with --from-metrics"),
         ("--from-metrics x --where policy", "argument --where: 'policy' is not of the form"),
+        ("--alpha 0.5 --draft-ms 1e308 --verify-ms 6", "argument --draft-ms: 1e308 does not lie"),
+        ("--alpha 0.5 --draft-ms 1e-320 --verify-ms 6", "argument --draft-ms: 1e-320 does not lie"),
+        ("--alpha 0.5 --draft-ms 1 --verify-ms 1e-320", "argument --verify-ms: 1e-320 does not"),
+        ("--alpha 0.5 --draft-ms 1 --verify-ms 6+1e308k", "argument --verify-ms: 1e308 does not"),
+        ("--alpha 0.5 --draft-ms 1 --verify-ms 6 --other-ms 1e308", "argument --other-ms: 1e308"),
+        ("--alpha 0.5 --c 1e308", "argument --c: 1e308 does not lie in 1e-09 .. 1e+12"),
+        ("--alpha 0.5 --c 0 --verify-ratio 1e308", "argument --verify-ratio: 1e308 does not lie"),
+        ("--alpha 0.5 --c 0 --other-ratio 1e308", "argument --other-ratio: 1e308 does not lie"),
+        ("--alpha 0.5 --c 0.1 --baseline-ms 1e-320", "argument --baseline-ms: 1e-320 does not"),
+        *(
+            (f"--alpha 0.5 --c 0 {flag} 1{'0' * 400}", f"argument {flag}: more than 1000000000")
+            for flag in (*SIZES, "--kv-bytes", "--row-bytes")
+        ),
         ("--alpha 0.5 --c 0 --drafts 2", "unrecognized arguments: --drafts 2"),
     ],
 )
 def test_a_bad_flag_is_named(refusal, arguments, words):
     assert words in refusal(arguments)
+
+
+def _numbers(value):
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return [number for each in value for number in _numbers(each)]
+    return [value] if isinstance(value, float) else []
+
+
+@pytest.mark.parametrize("costs", [*product((SHORTEST_TIME, LONGEST_TIME), repeat=4)])
+@pytest.mark.parametrize("names", ["draft-ms verify-ms other-ms", "c verify-ratio other-ratio"])
+def test_the_ends_of_all_ranges_give_finite_figures(ledger, costs, names):
+    flags = zip([*names.split(), "baseline-ms"], costs, strict=True)
+    given = " ".join(f"--{name} {cost}" for name, cost in flags)
+    sizes = " ".join(f"{flag} 1000000000" for flag in (*SIZES, "--kv-bytes", "--row-bytes"))
+    asked = f"--alpha 1 --k 0..64 {given} {sizes}"
+    found = _numbers(json.loads(ledger(f"{asked} --json")))
+    assert len(found) > 1000
+    assert all(map(math.isfinite, found))
+    assert "best: K = " in ledger(f"{asked} --law --sensitivity")
