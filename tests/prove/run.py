@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from tests.prove.proof import Finding, Proof, Scope
@@ -20,7 +21,7 @@ def run_proof(
     error: str | None = None
     started = clock()
     try:
-        finding = proof.run(scope)
+        finding = _plain(proof.run(scope))
     except Exception as problem:
         logger.exception("%s raised", proof.name)
         error = f"{type(problem).__name__}: {problem}"
@@ -32,4 +33,14 @@ def run_proof(
         seconds=clock() - started,
         finding=finding,
         error=error,
+    )
+
+
+def _plain(finding: Finding) -> Finding:
+    """The same without NumPy's scalars, which no JSON file takes."""
+    return replace(
+        finding,
+        cases=int(finding.cases),
+        worst=float(finding.worst),
+        holds=bool(finding.holds),
     )

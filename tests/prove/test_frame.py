@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.bench.machine import describe_versions
@@ -275,3 +276,9 @@ def test_every_module_with_proofs_is_in_the_catalogue():
         if any(line.startswith("PROOFS") for line in path.read_text("utf-8").splitlines())
     }
     assert having == set(MODULES)
+
+
+def test_numbers_of_numpy_can_be_written(files):
+    counted = Counted(finding(cases=np.int64(3), worst=np.float64(0.0), holds=np.bool_(True)))
+    report = read_report(files(proofs=[proof("numpy", counted)])[2])
+    assert report.outcomes[0].holds
