@@ -14,14 +14,15 @@ from itertools import product
 import torch
 
 from scheduler.config import PoolConfig
-from scheduler.plan import Group, Layout, RoundTimings
+from scheduler.plan import Group, Layout
 from scheduler.runtime.draws import planned_depth
 from scheduler.runtime.torch_runner import Pair, TorchRunner
 from scheduler.sampling.processors import law as softmax
-from scheduler.stats import CommitOutcome, StepStats
+from scheduler.stats import CommitOutcome, without_evidence
 from tests.oracles.leaves import Fixed, draw_key, outcomes
 from tests.oracles.rig import Rig, capabilities, config
 from tests.oracles.tabular import TabularForward
+from tests.telemetry.rounds import step
 
 _BLOCK = 16
 
@@ -207,22 +208,8 @@ class _Game:
 
     def _stats(self, number, landed):
         """What the engine would tell the controller."""
-        return StepStats(
-            round_id=number,
-            groups=landed.groups,
-            finished=landed.finished,
-            timings=RoundTimings(draft=0.0, verify=0.0, decide=0.0, forward=0.0),
-            round_seconds=0.0,
-            schedule_seconds=0.0,
-            commit_seconds=0.0,
-            target_rows=0,
-            draft_rows=0,
-            logit_rows=0,
-            host_syncs=0,
-            residual_fallbacks=0,
-            preemptions=0,
-            load=self._rig.book.load(),
-        )
+        told = {"round_id": number, "finished": landed.finished, "load": self._rig.book.load()}
+        return without_evidence(step(*landed.groups, **told))
 
     def _engine(self, count):
         law = self._law

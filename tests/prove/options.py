@@ -44,6 +44,7 @@ def read_options(arguments: Sequence[str], names: Sequence[str]) -> Options:
     add(
         "--merge",
         type=Path,
+        action="extend",
         nargs="+",
         default=[],
         metavar="FILE",

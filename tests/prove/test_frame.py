@@ -177,6 +177,15 @@ def test_a_merge_runs_what_the_files_lack(files, toys, holding, failing):
     assert (len(holding.scopes), len(failing.scopes)) == (1, 1)
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_files_may_be_merged_by_one_flag_or_by_several(files, toys, holding, failing, together):
+    good, bad = (str(files("--only", name)[2]) for name in ("good", "bad"))
+    flags = ["--merge", good, bad] if together else ["--merge", good, "--merge", bad]
+    _, _, path = files(*flags, proofs=toys[:2])
+    assert [each.name for each in read_report(path).outcomes] == ["good", "bad"]
+    assert (len(holding.scopes), len(failing.scopes)) == (1, 1)
+
+
 @pytest.mark.parametrize("place", ["python", "torch", "transformers"])
 def test_a_merge_refuses_other_versions(files, toys, tmp_path, holding, capsys, place):
     report = read_report(files("--only", "bad")[2])
