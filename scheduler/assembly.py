@@ -2,16 +2,19 @@
 
 from collections.abc import Callable
 
+from scheduler.book import Book
 from scheduler.commit import FaultHook, Ledger, no_faults
 from scheduler.config import EngineConfig
 from scheduler.controller import Controller, FixedController
 from scheduler.coordinate import engine_manifest
+from scheduler.costs import CostTable
 from scheduler.engine import Engine
+from scheduler.goodput import GoodputController
 from scheduler.proposal import Proposer
 from scheduler.proposers.draft_model import DraftModelProposer
 from scheduler.proposers.ngram import NgramProposer
 from scheduler.runner import ModelRunner
-from scheduler.scheduler import Book, Scheduler
+from scheduler.scheduler import Scheduler
 from scheduler.stats import StatsSink
 
 
@@ -44,3 +47,8 @@ def build_engine(
         clock=clock,
         fault=fault,
     )
+
+
+def controller_for(config: EngineConfig, costs: CostTable | None) -> Controller:
+    """Chooses K by what rounds cost; without a table it is always `config.k`."""
+    return FixedController(config.k) if costs is None else GoodputController(costs, config.k_max)

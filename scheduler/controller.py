@@ -5,34 +5,55 @@ verified (contract section 3). Nobody who chooses here has that: a controller de
 `LoadView` of numbers, a proposer on published tokens, and then the plan is frozen and digested.
 The drafter itself holds a row against a threshold before it draws from that row. `learn` shows
 counts of rounds that are over, and no draw. A request's own keys never come again, unless a round
-broke, and that one is tried again with the K that it had. Two requests with one seed do share keys:
-a controller that pools their counts must not let one of them choose the other's K.
+broke, and that one is tried again with the K that it had. Requests with one seed do share keys, so
+a controller that pools counts pools none of a request whose client chose the seed, and does not
+choose for one whose keys a live request has too: the view says both.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from scheduler.stats import LoadStats, Policy, StepStats
+from scheduler.request import ProposerKind
+from scheduler.stats import Choice, Decision, LoadStats, Policy, Reason, StepStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftView:
-    """One request that will emit this round. `room` is the longest draft that its budget, its
-    context and the server allow; `asked` the K that the request fixed, if it did."""
+    """One request that will emit this round.
+
+    `room` is the longest draft that its budget, its context and the server allow; `asked` the K
+    that the request fixed, if it did. `context` counts its tokens, `emitted` those of its output,
+    `left` those that may still come; `lag` is the rows that its draft cache is behind. `tpot` is
+    the most seconds a token that its client wants, None for no wish. `own_seed` says that the
+    client chose the seed, `shared_seed` that a live request has the very same draws: both only
+    where draws decide what is accepted.
+    """
 
     request: int
     asked: int | None
     room: int
     policy: Policy
+    proposer: ProposerKind
     lag: int
+    context: int
+    emitted: int
+    left: int
+    tpot: float | None = None
+    own_seed: bool = False
+    shared_seed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadView:
-    """What a controller may look at: history and load, nothing of the coming round's rows."""
+    """What a controller may look at: history and load, nothing of the coming round's rows.
+
+    `rows` are the target rows of the round besides drafts; `prefill_rows` those of them that
+    belong to requests which do not decode yet.
+    """
 
     requests: tuple[DraftView, ...]
+    rows: int
     prefill_rows: int
     load: LoadStats
 
@@ -40,13 +61,23 @@ class LoadView:
 class Controller(Protocol):
     """Chooses K per request. Must not look at this round's draws (contract section 3)."""
 
-    def decide(self, view: LoadView) -> Mapping[int, int]:
+    def decide(self, view: LoadView) -> Decision:
         """K for each request of the view; never above its room."""
         ...
 
     def learn(self, stats: StepStats) -> None:
         """Take in what a finished round showed."""
         ...
+
+    def forget(self, request: int) -> None:
+        """The request ended."""
+        ...
+
+
+def fixed(lengths: Mapping[int, int]) -> Decision:
+    """The decision for these K, which nothing but a rule fixed."""
+    choices = {each: Choice(k=k, reason=Reason.FIXED) for each, k in lengths.items()}
+    return Decision(choices=choices)
 
 
 class FixedController:
@@ -55,12 +86,17 @@ class FixedController:
     def __init__(self, k: int) -> None:
         self._k = k
 
-    def decide(self, view: LoadView) -> Mapping[int, int]:
+    def decide(self, view: LoadView) -> Decision:
         """The request's own K, else the fixed one, cut to the room."""
-        return {
-            each.request: min(self._k if each.asked is None else each.asked, each.room)
-            for each in view.requests
-        }
+        return fixed(
+            {
+                each.request: min(self._k if each.asked is None else each.asked, each.room)
+                for each in view.requests
+            }
+        )
 
     def learn(self, stats: StepStats) -> None:
         """A fixed policy has nothing to learn."""
+
+    def forget(self, request: int) -> None:
+        """It keeps nothing about a request."""

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler.commit import FaultHook, Staged, no_faults
 from scheduler.controller import Controller
@@ -266,6 +266,7 @@ class Engine:
             preemptions=self._book.preemptions - preemptions,
             load=self._book.load(),
         )
+        stats = replace(stats, decision=self._scheduler.decision)
         self._controller.learn(without_evidence(stats))
         self._sink.step(stats)
 

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from scheduler.book import Book
 from scheduler.commit import Decision, FaultHook, Staged, no_faults, stage
 from scheduler.coordinate import difference
 from scheduler.entry import Entry, Retry, policy_of
@@ -23,7 +24,6 @@ from scheduler.plan import (
     TerminalKind,
 )
 from scheduler.request import FinishReason, ProposerKind, Request
-from scheduler.scheduler import Book
 from scheduler.state import RequestState
 from scheduler.stats import CommitOutcome, Evidence, FinishedStats, GroupStats, SpeculationStats
 

@@ -124,7 +124,8 @@ class Request:
     """One choice of one API call. `request_id` is unique for the life of the engine.
 
     A lower `priority` is served first; equal priorities in order of arrival. `domain` is a
-    label for telemetry from a bounded allow-list.
+    label for telemetry from a bounded allow-list. `tpot` is the most seconds that a token may take
+    after the first, None for no such wish. `own_seed` says that the client chose the seed.
     """
 
     request_id: int
@@ -137,3 +138,5 @@ class Request:
     arrival: float
     priority: int = 0
     domain: str = "other"
+    tpot: float | None = None
+    own_seed: bool = False

@@ -1,6 +1,7 @@
 """Frozen records of what happened, for the controller and for telemetry. Nothing is read back."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol
 
@@ -16,6 +17,68 @@ class Policy(Enum):
     TOKEN = "token"
     BLOCK = "block"
     SHARED_NOISE = "shared_noise"
+
+
+class Reason(Enum):
+    """Why a request's K is what it is in one round.
+
+    FIXED: the server's or the request's own K. KEPT: as in the round before. LOAD and ACCEPTANCE:
+    another K because other requests run, or because the estimates moved. SLO: a floor for the
+    request's time a token. PROBE: drafted to see its acceptance. BASELINE: not drafted, to see what
+    plain decoding costs. MEMORY and ROWS: cut for want of K/V blocks or of rows in the round.
+    SHARED_SEED: another request has the same draws, so that its history may not choose this K.
+    """
+
+    FIXED = "fixed"
+    KEPT = "kept"
+    LOAD = "load"
+    ACCEPTANCE = "acceptance"
+    SLO = "slo"
+    PROBE = "probe"
+    BASELINE = "baseline"
+    MEMORY = "memory"
+    ROWS = "rows"
+    SHARED_SEED = "shared_seed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """K of one request, and why. `accepted` is the number of drafts expected to be accepted."""
+
+    k: int
+    reason: Reason
+    accepted: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What a decision expects of its round: committed tokens and seconds, and those of the same
+    round without drafts. `seconds` are those of the cost table times what rounds took of late."""
+
+    tokens: float
+    seconds: float
+    plain_tokens: float
+    plain_seconds: float
+
+    @property
+    def gain(self) -> float:
+        """Tokens a second over those of plain decoding."""
+        if not (self.seconds > 0 and self.plain_tokens > 0):
+            return 1.0
+        return self.tokens * self.plain_seconds / (self.seconds * self.plain_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """K of every request that emits in one round. `forecast` is None where nothing was forecast."""
+
+    choices: Mapping[int, Choice] = field(default_factory=dict)
+    forecast: Forecast | None = None
+
+    def k(self, request: int) -> int:
+        """K of `request`, 0 when it has none."""
+        choice = self.choices.get(request)
+        return 0 if choice is None else choice.k
 
 
 class CommitOutcome(Enum):
@@ -112,7 +175,7 @@ class StepStats:
     """One round: what it did, what it cost in seconds, and the load after it.
 
     `round_seconds` spans plan to publication; `commit_seconds` and `schedule_seconds` are the
-    engine's own shares of it.
+    engine's own shares of it. `decision` says how K was chosen, cuts included.
     """
 
     round_id: int
@@ -130,6 +193,7 @@ class StepStats:
     preemptions: int
     load: LoadStats
     itl_seconds: tuple[tuple[float, int], ...] = ()
+    decision: Decision | None = None
 
 
 def without_evidence(stats: StepStats) -> StepStats:

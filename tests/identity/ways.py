@@ -6,20 +6,20 @@ Knows engine settings and controllers, nothing of what comes out.
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from scheduler.config import EngineConfig, PoolConfig
-from scheduler.controller import Controller, FixedController, LoadView
+from scheduler.controller import Controller, FixedController, LoadView, fixed
 from scheduler.plan import Layout
 from scheduler.request import ProposerKind
 from scheduler.runner import ModelRunner
 from scheduler.runtime.create import LoadedPair
 from scheduler.runtime.torch_runner import Pair, TorchRunner
 from scheduler.sampling.rng import CounterRandomness
-from scheduler.stats import StepStats
+from scheduler.stats import Decision, StepStats
 from tests.identity.cases import Case, request_of
 from tests.oracles.driver import Output, run_requests
 
@@ -132,17 +132,22 @@ class ByHistory(Controller):
     def __init__(self) -> None:
         self._committed: Counter[int] = Counter()
 
-    def decide(self, view: LoadView) -> Mapping[int, int]:
+    def decide(self, view: LoadView) -> Decision:
         """Anything from 0 to 8, by history alone."""
-        return {
-            each.request: min(each.room, (self._committed[each.request] * 5 + each.request) % 9)
-            for each in view.requests
-        }
+        return fixed(
+            {
+                each.request: min(each.room, (self._committed[each.request] * 5 + each.request) % 9)
+                for each in view.requests
+            }
+        )
 
     def learn(self, stats: StepStats) -> None:
         """Count what was committed."""
         for group in stats.groups:
             self._committed[group.request] += group.committed
+
+    def forget(self, request: int) -> None:
+        """A request that ended is not asked for again."""
 
 
 class Forgetful:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from scheduler.book import Book
 from scheduler.commit import Ledger, no_faults
 from scheduler.config import EngineConfig, PoolConfig
 from scheduler.controller import FixedController
@@ -26,7 +27,7 @@ from scheduler.request import (
 from scheduler.runner import Capabilities, ModelIdentity
 from scheduler.runtime.torch_runner import Pair, TorchRunner
 from scheduler.sampling.rng import CounterRandomness, noise_key
-from scheduler.scheduler import Book, Scheduler
+from scheduler.scheduler import Scheduler
 from tests.oracles.serial import greedy_text, noise_text
 from tests.oracles.tabular import TabularForward, near, random_table
 

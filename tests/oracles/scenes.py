@@ -136,7 +136,7 @@ def scene(kind, style, fault=no_faults):
     """
     rig = Rig(config(layout=kind.layout, max_batched_tokens=16, k_max=4), fault=fault)
     # One token that occurred before is enough: every round has something to look up.
-    rig.scheduler._proposers[NGRAM] = NgramProposer(shortest=1)
+    rig.scheduler._drafts._proposers[NGRAM] = NgramProposer(shortest=1)
     asked = requests(kind, style)
     rig.submit(*asked.values())
     while (work := rig.plan()) is not None:

@@ -1,7 +1,9 @@
 """Controllers that follow what rounds showed, and a runner whose rounds break because of tokens."""
 
+from scheduler.controller import FixedController, fixed
 
-class Follower:
+
+class Follower(FixedController):
     """One draft more after full acceptance, else as many as were accepted; one again after none."""
 
     def __init__(self):
@@ -9,7 +11,9 @@ class Follower:
 
     def decide(self, view):
         """K of each request, from its own last round."""
-        return {each.request: min(self.wanted(each.request), each.room) for each in view.requests}
+        return fixed(
+            {each.request: min(self.wanted(each.request), each.room) for each in view.requests}
+        )
 
     def learn(self, stats):
         """Take in every published round that drafted."""
@@ -53,7 +57,7 @@ class Stumbling:
         return result
 
 
-class Whim:
+class Whim(FixedController):
     """K by a hash of all that it was ever told, the drawn tokens and their uniforms included."""
 
     def __init__(self, seed):
@@ -61,10 +65,12 @@ class Whim:
 
     def decide(self, view):
         """Anything from 0 to the room."""
-        return {
-            each.request: hash((self._told, each.request)) % (each.room + 1)
-            for each in view.requests
-        }
+        return fixed(
+            {
+                each.request: hash((self._told, each.request)) % (each.room + 1)
+                for each in view.requests
+            }
+        )
 
     def learn(self, stats):
         """Take in the evidence of every group."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler.config import PoolConfig
+from scheduler.controller import FixedController, fixed
 from scheduler.landing import draft_rows_after
 from scheduler.plan import DeviceDraft, HostDraft
 from scheduler.stats import CommitOutcome
@@ -75,16 +76,13 @@ def test_lag_is_one_after_a_bonus():
 
 
 def test_a_round_without_drafts_adds_what_it_committed():
-    class Sometimes:
+    class Sometimes(FixedController):
         k = 3
 
         def decide(self, view):
-            return {each.request: min(self.k, each.room) for each in view.requests}
+            return fixed({each.request: min(self.k, each.room) for each in view.requests})
 
-        def learn(self, stats):
-            pass
-
-    controller = Sometimes()
+    controller = Sometimes(3)
     rig = running(request(1, max_tokens=40), draft=TARGET, controller=controller)
     rig.step()
     assert rig.lag() == 1
@@ -118,7 +116,7 @@ def test_a_host_draft_leaves_the_cache_as_it_is():
         def release(self, request):
             pass
 
-    rig.scheduler._proposers[NGRAM] = Wrong()
+    rig.scheduler._drafts._proposers[NGRAM] = Wrong()
     rig.step()
     assert entry.draft_rows == rows
     entry.request = replace(entry.request, speculation=speculation)

@@ -3,6 +3,7 @@
 import pytest
 
 from scheduler.commit import FaultPoint
+from scheduler.controller import FixedController, fixed
 from scheduler.plan import Layout, Role
 from scheduler.request import FinishReason
 from scheduler.stats import CommitOutcome
@@ -70,7 +71,7 @@ def test_the_same_plan_twice_gives_the_same_result(verifier, temperature, layout
         }
 
 
-class Moody:
+class Moody(FixedController):
     """A controller that never asks for the same K twice in a row."""
 
     def __init__(self):
@@ -78,10 +79,7 @@ class Moody:
 
     def decide(self, view):
         self.calls += 1
-        return {each.request: min(each.room, self.calls % 4) for each in view.requests}
-
-    def learn(self, stats):
-        pass
+        return fixed({each.request: min(each.room, self.calls % 4) for each in view.requests})
 
 
 @pytest.mark.parametrize("layout", Layout)

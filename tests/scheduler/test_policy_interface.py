@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler.commit import FaultPoint
-from scheduler.controller import Controller, FixedController, LoadView
+from scheduler.controller import Controller, FixedController, LoadView, fixed
 from scheduler.coordinate import round_coordinate
 from scheduler.errors import CommitRejected
 from scheduler.landing import stage_round
@@ -182,7 +182,7 @@ class Fickle(FixedController):
 
     def decide(self, view):
         self.asked += 1
-        return {each.request: min(1 + self.asked % 4, each.room) for each in view.requests}
+        return fixed({each.request: min(1 + self.asked % 4, each.room) for each in view.requests})
 
 
 def test_a_round_that_broke_keeps_its_lengths_whatever_the_controller_says():

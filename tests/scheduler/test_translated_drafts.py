@@ -38,7 +38,7 @@ class Syllables:
 def test_a_translated_draft_changes_no_text(kind):
     rig = Rig()
     drafter = Syllables()
-    rig.scheduler._proposers[NGRAM] = drafter
+    rig.scheduler._drafts._proposers[NGRAM] = drafter
     asked = [
         request(n, (n, 2, 5, 1), k=k, proposer=NGRAM, max_tokens=20, **kind)
         for n, k in ((1, 2), (2, 3), (3, 6))
@@ -51,7 +51,7 @@ def test_a_translated_draft_changes_no_text(kind):
 
 def test_its_drafts_are_one_hot_for_the_verifier():
     rig = Rig()
-    rig.scheduler._proposers[NGRAM] = Syllables()
+    rig.scheduler._drafts._proposers[NGRAM] = Syllables()
     rig.submit(request(1, (4, 2, 5, 1), k=4, proposer=NGRAM, temperature=0.9, verifier=TOKEN))
     rig.step()
     plan, _ = rig.plan()

@@ -12,6 +12,7 @@ import uvicorn
 import uvloop
 
 from deploy.pair.tokenizer import train_tokenizer
+from scheduler.book import Book
 from scheduler.commit import Ledger
 from scheduler.config import EngineConfig, PoolConfig
 from scheduler.controller import FixedController
@@ -31,7 +32,7 @@ from scheduler.plan import (
 from scheduler.proposers.draft_model import DraftModelProposer
 from scheduler.proposers.ngram import NgramProposer
 from scheduler.request import ProposerKind
-from scheduler.scheduler import Book, Scheduler
+from scheduler.scheduler import Scheduler
 from server.api import Api, ApiOptions
 from server.app import create_app
 from server.backend import Backend, Serving

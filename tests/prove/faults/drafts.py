@@ -20,7 +20,7 @@ _DRAFTING = "scheduler/runtime/drafting.py"
 _ROUND = "scheduler/runtime/round.py"
 _COMMIT = "scheduler/commit.py"
 _LANDING = "scheduler/landing.py"
-_SCHEDULER = "scheduler/scheduler.py"
+_CHOICE = "scheduler/drafts.py"
 
 DRAFTS = (
     fault(
@@ -78,7 +78,7 @@ DRAFTS = (
     fault(
         "retry of a broken round at another K",
         "",
-        _SCHEDULER,
+        _CHOICE,
         ("return share.entry.retry.draft", "k = max(0, k - 1)"),
         f"{PLANNING_TESTS}::test_a_round_that_broke_is_tried_again_with_the_same_drafts",
         FAULT_TESTS,
@@ -86,7 +86,7 @@ DRAFTS = (
     fault(
         "drafts up to the whole budget, no place for the terminal",
         "",
-        _SCHEDULER,
+        _CHOICE,
         (
             "request.stop.max_tokens - share.state.emitted - 1)",
             "request.stop.max_tokens - share.state.emitted)",

@@ -9,6 +9,7 @@ import torch
 
 from scheduler.commit import FaultPoint
 from scheduler.config import PoolConfig
+from scheduler.controller import FixedController, fixed
 from scheduler.plan import Layout
 from scheduler.request import FinishReason
 from scheduler.runtime.kv_cache import KvPool, KvShape
@@ -117,16 +118,13 @@ class Split(TabularForward):
         return hidden
 
 
-class Chosen:
+class Chosen(FixedController):
     """A controller that drafts `k` tokens."""
 
     k = 4
 
     def decide(self, view):
-        return {each.request: min(self.k, each.room) for each in view.requests}
-
-    def learn(self, stats):
-        pass
+        return fixed({each.request: min(self.k, each.room) for each in view.requests})
 
 
 def fifteen_after_a_rejection(prefix):
@@ -144,7 +142,7 @@ def never_fifteen(prefix):
 def test_a_rejected_row_that_is_not_finite_is_not_met_again(layout):
     """Drafts at positions 6 to 9; the one at 8 is rejected, the one at 9 has a row that is not
     finite. The next round writes position 8 and gathers 9, masked."""
-    settings, controller = config(layout=layout), Chosen()
+    settings, controller = config(layout=layout), Chosen(4)
     runner = TorchRunner(
         Pair(
             target=Split(never_fifteen, 16, 64, 4, poison=frozenset({15})),

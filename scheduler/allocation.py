@@ -1,0 +1,169 @@
+"""Shares out draft slots for the most tokens a second. Pure: survivals and costs in, K out.
+
+Slot k of a request is worth S_k, the chance that its first k drafts are all accepted, and S never
+rises along a request. Slots are taken in order of S, and of all prefixes the best one wins: costs
+may have stairs, so that no first local maximum is trusted. A draft step costs nearly the same for
+one request as for many, so the deepest step of the winner is then given up as a whole, and the
+next, to see whether the rest does better.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from scheduler.cost_model import RoundCosts
+
+_WORTHLESS = 0.01
+"""A slot that is reached less often than this is not looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A request that may draft. `survivals` are S_1 .. S_room. `wake` are seconds charged when it
+    drafts at all; `modelled` says that its drafts are steps of the draft model."""
+
+    request: int
+    survivals: tuple[float, ...]
+    wake: float
+    modelled: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """K by request (those with none are left out), expected tokens, and seconds at the table's
+    speed."""
+
+    lengths: Mapping[int, int]
+    tokens: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+    def value(self, rate: float) -> float:
+        """Tokens beyond what the time would bring at `rate`."""
+        return self.tokens - rate * self.seconds
+
+
+class _Sum:
+    """Tokens, drafts and seconds of drafting, slot by slot; `steps[d]` counts slots of depth d."""
+
+    def __init__(self, costs: RoundCosts) -> None:
+        self.costs = costs
+        self.tokens = float(costs.emitters)
+        self.drafts = 0
+        self.drafting = 0.0
+        self.steps: list[int] = [0]
+
+    def take(self, candidate: Candidate, depth: int) -> None:
+        """Add the slot of `depth`, counted from 1."""
+        self.tokens += candidate.survivals[depth - 1]
+        self.drafts += 1
+        if candidate.modelled:
+            self.steps += [0] * (depth + 1 - len(self.steps))
+            count = self.steps[depth]
+            self.drafting += self.costs.step[count + 1] - self.costs.step[count]
+            self.steps[depth] = count + 1
+            if depth == 1:
+                self.drafting += candidate.wake
+
+    def take_all(self, candidates: Iterable[Candidate], lengths: Mapping[int, int]) -> None:
+        """Add the first slots of every candidate."""
+        for each in candidates:
+            for depth in range(1, lengths.get(each.request, 0) + 1):
+                self.take(each, depth)
+
+    @property
+    def seconds(self) -> float:
+        """The whole round's."""
+        return self.costs.seconds(self.drafts, self.drafting)
+
+
+def priced(
+    candidates: Sequence[Candidate], lengths: Mapping[int, int], costs: RoundCosts
+) -> Allocation:
+    """What these K give."""
+    total = _Sum(costs)
+    total.take_all(candidates, lengths)
+    kept = {request: k for request, k in lengths.items() if k}
+    return Allocation(lengths=kept, tokens=total.tokens, seconds=total.seconds)
+
+
+def best(
+    candidates: Sequence[Candidate],
+    floors: Mapping[int, int],
+    costs: RoundCosts,
+    rate: float | None = None,
+) -> Allocation:
+    """The K with the most tokens a second, or with the most `value` at a given rate.
+
+    Nobody gets less than its floor. Of equal ones the shorter drafts win.
+    """
+    start = _Sum(costs)
+    start.take_all(candidates, floors)
+    found = _Prefix(start, rate)
+    slots = _ranked(candidates, floors)
+    while slots:
+        tried = _Prefix(start, rate)
+        tried.extend(slots)
+        if tried.score > found.score:
+            found = tried
+        deepest = max((depth for _, depth, _ in tried.slots), default=0)
+        slots = [slot for slot in slots if slot[1] < deepest]
+    lengths = {request: k for request, k in floors.items() if k}
+    for _, depth, each in found.slots:
+        lengths[each.request] = depth
+    return Allocation(lengths=lengths, tokens=found.tokens, seconds=found.seconds)
+
+
+_Slot = tuple[float, int, Candidate]
+
+
+class _Prefix:
+    """The best prefix of ranked slots on top of what is given to all."""
+
+    def __init__(self, start: "_Sum", rate: float | None) -> None:
+        self._start, self._rate = start, rate
+        self.slots: Sequence[_Slot] = ()
+        self.tokens, self.seconds = start.tokens, start.seconds
+        self.score = self._score(start)
+
+    def extend(self, slots: Sequence[_Slot]) -> None:
+        """Look at every prefix of `slots`. The loop of the engine's every round: kept flat."""
+        start, costs, rate = self._start, self._start.costs, self._rate
+        tokens, drafts, drafting = start.tokens, start.drafts, start.drafting
+        verify, relative, step = costs.verify, costs.relative, costs.step
+        counts = start.steps + [0] * (1 + max((slot[1] for slot in slots), default=0))
+        best, length = self.score, 0
+        for number, (survival, depth, each) in enumerate(slots, 1):
+            tokens += survival
+            drafts += 1
+            if each.modelled:
+                count = counts[depth]
+                counts[depth] = count + 1
+                drafting += step[count + 1] - step[count]
+                if depth == 1:
+                    drafting += each.wake
+            seconds = (verify[drafts] + drafting) * relative[drafts]
+            score = tokens / seconds if rate is None else tokens - rate * seconds
+            if score > best:
+                best, length = score, number
+                self.tokens, self.seconds = tokens, seconds
+        self.score, self.slots = best, slots[:length]
+
+    def _score(self, total: "_Sum") -> float:
+        if self._rate is None:
+            return total.tokens / total.seconds
+        return total.tokens - self._rate * total.seconds
+
+
+def _ranked(candidates: Sequence[Candidate], floors: Mapping[int, int]) -> list[_Slot]:
+    """Free slots by falling S, ties to the smaller depth."""
+    slots = [
+        (survival, depth, each)
+        for each in candidates
+        for depth, survival in enumerate(each.survivals, 1)
+        if survival > _WORTHLESS and depth > floors.get(each.request, 0)
+    ]
+    return sorted(slots, key=lambda slot: (-slot[0], slot[1]))

@@ -1,0 +1,166 @@
+"""What a round will cost: the start-up table, corrected by what rounds took.
+
+Two corrections, both medians. The speed is common to all rounds of late: a machine that slows down
+slows every choice and changes none. A relative factor belongs to a load (emitters by powers of
+two) and a mean K: that is where a table may be wrong about a choice.
+"""
+
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from scheduler.costs import CostTable
+from scheduler.request import ProposerKind
+from scheduler.stats import CommitOutcome, GroupStats, StepStats
+
+_SPEED_ROUNDS = 31
+_CELL_ROUNDS = 15
+_TRUSTED = 3
+_MOST = 3.0
+"""A relative factor beyond this, or under its inverse, is a disturbance and no cost."""
+_CONTEXT_STEP = 128.0
+_RENEWAL = 8
+"""Rounds between two looks at the factors: what is built from them serves until then."""
+_KEPT_COSTS = 256
+_KEPT_CATCH_UPS = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCosts:
+    """Seconds of one round by what is drafted, at the table's speed.
+
+    `verify[d]` is the round with `d` drafts in it, draft steps left out; `relative[d]` the factor
+    on the whole of it; `step[n]` one draft step of n requests.
+    """
+
+    emitters: int
+    verify: Sequence[float]
+    relative: Sequence[float]
+    step: Sequence[float]
+
+    def seconds(self, drafts: int, drafting: float) -> float:
+        """The round with `drafts` drafts that took `drafting` seconds to make."""
+        return (self.verify[drafts] + drafting) * self.relative[drafts]
+
+
+class CostModel:
+    """A table and its corrections. `speed`: seconds that a second of the table takes of late."""
+
+    def __init__(self, table: CostTable, k_max: int) -> None:
+        self.speed = 1.0
+        self._table = table
+        self._k_max = k_max
+        self._recent: deque[float] = deque(maxlen=_SPEED_ROUNDS)
+        self._cells: dict[tuple[int, int], deque[float]] = {}
+        self._factors: dict[int, list[float]] = {}
+        self._built: dict[tuple[int, int, float], RoundCosts] = {}
+        self._catch_ups: dict[int, float] = {}
+        self._rounds = 0
+
+    def costs(self, emitters: int, rows: int, context: float, drafts: int) -> RoundCosts:
+        """Costs of a round with `rows` rows besides drafts, for up to `drafts` of those."""
+        near = _near(context)
+        found = self._built.get((emitters, rows, near))
+        if found is None or len(found.verify) <= drafts:
+            found = self._build(emitters, rows, near, max(drafts, emitters * self._k_max))
+            if len(self._built) >= _KEPT_COSTS:
+                self._built.clear()
+            self._built[emitters, rows, near] = found
+        return found
+
+    def _build(self, emitters: int, rows: int, context: float, drafts: int) -> RoundCosts:
+        factors = self._factors.get(emitters.bit_length(), [1.0] * (self._k_max + 1))
+        verify = [self._table.round(emitters, rows + n, context) for n in range(drafts + 1)]
+        relative = _spread(factors, emitters, drafts)
+        step = [self._table.draft_step(n, context) for n in range(emitters + 1)]
+        return RoundCosts(emitters, verify, relative, step)
+
+    def catch_up(self, rows: int) -> float:
+        """Seconds that `rows` further draft rows take."""
+        found = self._catch_ups.get(rows)
+        if found is None:
+            if len(self._catch_ups) >= _KEPT_CATCH_UPS:
+                self._catch_ups.clear()
+            found = self._catch_ups[rows] = self._table.draft_rows(rows)
+        return found
+
+    def trusts_plain(self, emitters: int) -> bool:
+        """Whether rounds without drafts were seen at this load."""
+        return len(self._cells.get((emitters.bit_length(), 0), ())) >= _TRUSTED
+
+    def learn(self, stats: StepStats) -> None:
+        """Compare a round of nothing but decoding with the table."""
+        emitting = [group for group in stats.groups if group.terminal is not None]
+        if not emitting or stats.target_rows < len(emitting) or _mixed(stats):
+            return
+        expected = self._expected(stats, emitting)
+        if expected <= 0.0:
+            return
+        emitters, drafts = len(emitting), sum(map(_k, emitting))
+        load, k = emitters.bit_length(), round(drafts / emitters)
+        ratio = stats.round_seconds / expected
+        factors = self._factors.get(load)
+        self._recent.append(ratio / (1.0 if factors is None else factors[k]))
+        self.speed = median(self._recent)
+        cell = self._cells.setdefault((load, k), deque(maxlen=_CELL_ROUNDS))
+        cell.append(min(max(ratio / self.speed, 1.0 / _MOST), _MOST))
+        self._rounds += 1
+        if len(cell) == _TRUSTED or self._rounds % _RENEWAL == 0:
+            self._factors[load] = self._over_k(load)
+            self._built.clear()
+
+    def _expected(self, stats: StepStats, emitting: Sequence[GroupStats]) -> float:
+        """Seconds of the round by the table alone."""
+        emitters, drafts = len(emitting), sum(map(_k, emitting))
+        context = sum(group.position for group in emitting) / emitters
+        costs = self.costs(emitters, stats.target_rows - drafts, context, drafts)
+        depths = [_k(each) for each in emitting if each.proposer is ProposerKind.DRAFT_MODEL]
+        seconds = costs.verify[drafts]
+        for depth in range(max(depths, default=0)):
+            seconds += costs.step[sum(k > depth for k in depths)]
+        return seconds + self.catch_up(max(stats.draft_rows - sum(depths), 0))
+
+    def _over_k(self, load: int) -> list[float]:
+        """Factors by mean K 0 .. k_max: medians where there are enough, lines between them."""
+        seen = [
+            (k, median(cell))
+            for k in range(self._k_max + 1)
+            if len(cell := self._cells.get((load, k), ())) >= _TRUSTED
+        ]
+        if not seen:
+            return [1.0] * (self._k_max + 1)
+        return [_between(seen, k) for k in range(self._k_max + 1)]
+
+
+def _near(context: float) -> float:
+    """The context rounded, so that costs are built for few of them."""
+    return round(context / _CONTEXT_STEP) * _CONTEXT_STEP
+
+
+def _mixed(stats: StepStats) -> bool:
+    """Whether anything but decoding was in the round, or anything of it went wrong."""
+    return any(g.prefilled or g.outcome is not CommitOutcome.PUBLISHED for g in stats.groups)
+
+
+def _k(group: GroupStats) -> int:
+    return 0 if group.speculation is None else group.speculation.k
+
+
+def _between(points: Sequence[tuple[int, float]], at: float) -> float:
+    """Linear through rising `points`, flat beyond them."""
+    for (start, low), (end, high) in itertools.pairwise(points):
+        if start <= at <= end:
+            return low + (high - low) * (at - start) / (end - start)
+    return points[0][1] if at <= points[0][0] else points[-1][1]
+
+
+def _spread(factors: Sequence[float], emitters: int, drafts: int) -> list[float]:
+    """Factors by number of drafts, from those by mean K."""
+    last, found = len(factors) - 1, []
+    for count in range(drafts + 1):
+        k, rest = divmod(count, emitters)
+        low, high = factors[min(k, last)], factors[min(k + 1, last)]
+        found.append(low + (high - low) * rest / emitters)
+    return found

@@ -1,0 +1,251 @@
+"""Chooses K per request for the most committed tokens a second; plain decoding is one choice.
+
+Decides by history and load alone (contract section 3): estimates of acceptance, a cost model, and
+what requests want. No clock: time is what finished rounds took.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from scheduler.acceptance import AcceptanceBook
+from scheduler.allocation import Allocation, Candidate, best, priced
+from scheduler.controller import DraftView, LoadView
+from scheduler.cost_model import CostModel, RoundCosts
+from scheduler.costs import CostTable
+from scheduler.probing import Plan, Prober
+from scheduler.request import ProposerKind
+from scheduler.stats import Choice, Decision, Forecast, Reason, StepStats
+
+_KEEP = 0.01
+"""A choice stands unless another one is better by this share,"""
+_KEEP_PLAIN = 0.02
+"""and plain decoding unless drafting is better by this one."""
+_HORIZON = 64
+"""Tokens that a request is expected to have ahead, besides as many as it had already."""
+_FLOOR_PASSES = 4
+_AWAKE_ROUNDS = 8
+"""Plain rounds in a row after which only every few rounds are thought about."""
+_DOZE_ROUNDS = 3
+_PLAIN = Choice(k=0, reason=Reason.KEPT)
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """What one decision is made from. `at_will` are the requests whose K is free."""
+
+    view: LoadView
+    candidates: Sequence[Candidate]
+    at_will: Mapping[int, DraftView]
+    fixed: Mapping[int, int]
+    costs: RoundCosts
+
+
+class GoodputController:
+    """`decide` maximises tokens a second; `learn` keeps estimates and costs true."""
+
+    def __init__(self, table: CostTable, k_max: int) -> None:
+        self._k_max = k_max
+        self._book = AcceptanceBook(k_max)
+        self._model = CostModel(table, k_max)
+        self._prober = Prober(self._book, self._model)
+        self._last: Mapping[int, int] = {}
+        self._rows = 0
+        self._plain_rounds = 0
+        self._doze = 0
+
+    def decide(self, view: LoadView) -> Decision:
+        """K for each request of the view, with what is expected of it."""
+        if not view.requests:
+            return Decision()
+        if self._dozes(view):
+            return Decision(choices={each.request: _PLAIN for each in view.requests})
+        now = self._round(view)
+        price = self._decode_rate(now)
+        floors = self._floors(now)
+        chosen = best(now.candidates, floors, now.costs, price)
+        rate = chosen.rate if price is None else price
+        chosen = self._kept(now, chosen, floors, rate)
+        reasons = {each: self._reason(each, chosen.lengths, floors, view) for each in now.at_will}
+        self._last = {
+            each: chosen.lengths.get(each, 0) for each, seen in now.at_will.items() if seen.room
+        }
+        self._rows = view.rows
+        plan = Plan(
+            candidates=now.candidates,
+            at_will=now.at_will,
+            lengths=chosen.lengths,
+            costs=now.costs,
+            rate=rate,
+        )
+        probe = self._prober.probe(plan, chosen, plain_allowed=floors == now.fixed)
+        if probe is not None:
+            reasons |= dict.fromkeys(probe.lengths, probe.reason)
+            lengths = {**chosen.lengths, **probe.lengths}
+            chosen = priced(now.candidates, lengths, now.costs)
+        self._count_plain(chosen)
+        return self._decision(now, chosen, reasons)
+
+    def learn(self, stats: StepStats) -> None:
+        """Take in a finished round."""
+        self._model.learn(stats)
+        self._book.learn(stats.groups)
+        self._prober.learn(stats)
+
+    def forget(self, request: int) -> None:
+        """The request ended."""
+        self._book.forget(request)
+
+    def _dozes(self, view: LoadView) -> bool:
+        """Whether to decode plainly without a thought, as in the rounds before: where drafts do not
+        pay, choosing none should cost nothing. Ends at once when the load falls or asks for more.
+        """
+        if not self._doze or len(view.requests) < len(self._last):
+            return False
+        self._doze -= 1
+        return all(each.asked is None and each.tpot is None for each in view.requests)
+
+    def _count_plain(self, chosen: Allocation) -> None:
+        self._plain_rounds = 0 if chosen.lengths else self._plain_rounds + 1
+        self._doze = _DOZE_ROUNDS if self._plain_rounds >= _AWAKE_ROUNDS else 0
+
+    def _round(self, view: LoadView) -> _Round:
+        emitters = len(view.requests)
+        at_will: dict[int, DraftView] = {}
+        fixed: dict[int, int] = {}
+        for each in view.requests:
+            self._book.enter(each.request, own_seed=each.own_seed)
+            if each.asked is not None:
+                fixed[each.request] = min(each.asked, each.room)
+            elif each.shared_seed:
+                fixed[each.request] = 0
+            else:
+                at_will[each.request] = each
+        candidates = [self._candidate(each, fixed.get(each.request)) for each in view.requests]
+        most = sum(len(each.survivals) for each in candidates)
+        context = sum(each.context for each in view.requests) / emitters
+        # In the retained layout a round has no frontier rows: its append is the other half of it.
+        rows = max(view.rows, emitters)
+        costs = self._model.costs(emitters, rows, context, most)
+        return _Round(view, candidates, at_will, fixed, costs)
+
+    def _candidate(self, view: DraftView, fixed: int | None) -> Candidate:
+        room = view.room if fixed is None else fixed
+        survivals = self._book.survivals(view.request, (view.proposer, view.policy), room)
+        modelled = view.proposer is ProposerKind.DRAFT_MODEL
+        return Candidate(
+            request=view.request,
+            survivals=survivals,
+            wake=self._wake(view, survivals) if modelled else 0.0,
+            modelled=modelled,
+        )
+
+    def _wake(self, view: DraftView, survivals: Sequence[float]) -> float:
+        """Seconds of catching up that one round is charged. A lag of one token comes again and
+        again. A longer one comes once, and is spread over the request's whole output: by what is
+        left of it, requests that are half over would keep a load from drafting that gains by it.
+        """
+        often = min(view.lag, 1)
+        seconds = self._model.catch_up(often)
+        if view.lag > often:
+            output = view.emitted + max(min(view.left, _HORIZON + view.emitted), 1)
+            share = min((1.0 + sum(survivals[:2])) / output, 1.0)
+            seconds += share * (self._model.catch_up(view.lag) - seconds)
+        return seconds
+
+    def _decode_rate(self, now: _Round) -> float | None:
+        """The price of time in a round that prefills: what pure decoding makes of it (Dinkelbach).
+
+        By its own ratio such a round would draft too much: the prefill is to be paid anyway. None
+        for a round of decoding only, whose own ratio is the right one.
+        """
+        view, emitters = now.view, len(now.view.requests)
+        if not view.prefill_rows:
+            return None
+        context = sum(each.context for each in view.requests) / emitters
+        most = sum(len(each.survivals) for each in now.candidates)
+        alone = self._model.costs(emitters, emitters, context, most)
+        return best(now.candidates, now.fixed, alone).rate
+
+    def _floors(self, now: _Round) -> dict[int, int]:
+        """The fixed K, and for each request with a wish the least K that meets it in a round as
+        long as all floors make it. Hopeless ones get none."""
+        floors = dict(now.fixed)
+        wishes = [each for each in now.at_will.values() if each.tpot is not None and each.room]
+        if not wishes:
+            return floors
+        survivals = {each.request: each.survivals for each in now.candidates}
+        for _ in range(_FLOOR_PASSES):
+            seconds = priced(now.candidates, floors, now.costs).seconds * self._model.speed
+            wanted = {
+                each.request: _least(survivals[each.request], seconds / each.tpot)
+                for each in wishes
+                if each.tpot is not None
+            }
+            if all(floors.get(request, 0) == k for request, k in wanted.items()):
+                break
+            floors |= wanted
+        return floors
+
+    def _kept(
+        self, now: _Round, chosen: Allocation, floors: Mapping[int, int], rate: float
+    ) -> Allocation:
+        """The K of the round before, where the new choice is hardly better."""
+        if not any(each in self._last for each in now.at_will):
+            return chosen
+        lengths = dict(floors)
+        for each, view in now.at_will.items():
+            before = self._last.get(each, chosen.lengths.get(each, 0))
+            lengths[each] = max(min(before, view.room), floors.get(each, 0))
+        if not _differs(lengths, chosen.lengths):
+            return chosen
+        same = priced(now.candidates, lengths, now.costs)
+        plain = not any(self._last.get(each, 0) for each in now.at_will)
+        margin = _KEEP_PLAIN if plain else _KEEP
+        better = chosen.value(rate) - same.value(rate)
+        return same if better <= margin * same.tokens else chosen
+
+    def _reason(
+        self, request: int, lengths: Mapping[int, int], floors: Mapping[int, int], view: LoadView
+    ) -> Reason:
+        k = lengths.get(request, 0)
+        if k and k == floors.get(request, 0):
+            return Reason.SLO
+        if self._last.get(request) == k:
+            return Reason.KEPT
+        others = len(self._last) != len(view.requests) or view.rows != self._rows
+        return Reason.LOAD if others or request not in self._last else Reason.ACCEPTANCE
+
+    def _decision(self, now: _Round, chosen: Allocation, reasons: Mapping[int, Reason]) -> Decision:
+        plain = chosen
+        if chosen.lengths != now.fixed:
+            plain = priced(now.candidates, now.fixed, now.costs)
+        choices = {}
+        for view, candidate in zip(now.view.requests, now.candidates, strict=True):
+            k = chosen.lengths.get(view.request, 0)
+            other = Reason.FIXED if view.asked is not None else Reason.SHARED_SEED
+            choices[view.request] = Choice(
+                k=k,
+                reason=reasons.get(view.request, other),
+                accepted=sum(candidate.survivals[:k]),
+            )
+        forecast = Forecast(
+            tokens=chosen.tokens,
+            seconds=chosen.seconds * self._model.speed,
+            plain_tokens=plain.tokens,
+            plain_seconds=plain.seconds * self._model.speed,
+        )
+        return Decision(choices=choices, forecast=forecast)
+
+
+def _differs(lengths: Mapping[int, int], others: Mapping[int, int]) -> bool:
+    return any(k != others.get(request, 0) for request, k in lengths.items())
+
+
+def _least(survivals: Sequence[float], tokens: float) -> int:
+    """The least K that is expected to commit `tokens`; 0 when none is."""
+    total = 1.0
+    for k, survival in enumerate(survivals, 1):
+        if total >= tokens:
+            return k - 1
+        total += survival
+    return len(survivals) if total >= tokens else 0
