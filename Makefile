@@ -15,10 +15,10 @@ TORCH_INDEX ?=
 PORT ?= 8000
 ARGS ?=
 
-.PHONY: help env serve test check prove bench pair
+.PHONY: help env serve test check prove bench bench-k pair
 
 help: ## Say what there is
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
 
 env: $(STAMP) ## Make .venv and install everything pinned (TORCH_INDEX= for another torch index)
 
@@ -53,6 +53,9 @@ prove: $(STAMP) ## Prove law, state and randomness, print one table (ARGS='--ful
 
 bench: $(STAMP) ## Measure and print the figures (ARGS='--json FILE')
 	$(BIN)/python -m tests.bench $(ARGS)
+
+bench-k: $(STAMP) ## Measure K = auto beside fixed ones (ARGS='--pair embedded --plot FILE.png')
+	$(BIN)/python -m tests.bench.k $(ARGS)
 
 # The corpus is the documentation that Debian ships for Python.
 pair: $(STAMP) ## Train the embedded pair again from its seed (long)

@@ -1,7 +1,6 @@
 """Every live request with its state and its blocks; knows nothing of rounds."""
 
 from bisect import insort
-from collections import Counter
 
 from scheduler.admission import BlockTables
 from scheduler.commit import Ledger
@@ -26,15 +25,11 @@ class Book:
         self.waiting: list[Entry] = []
         self.running: list[Entry] = []
         self.preemptions = 0
-        self._draws: Counter[tuple[int, int]] = Counter()
+        self._by_draws: dict[tuple[int, int], list[Entry]] = {}
 
     def state(self, entry: Entry) -> RequestState:
         """The published state of a live request."""
         return self.ledger.states[entry.request.request_id]
-
-    def shares_draws(self, entry: Entry) -> bool:
-        """Whether another live request has the same draws at the same length."""
-        return self._draws[_draws(entry.request)] > 1
 
     def open(self, request: Request) -> None:
         """Put a new request in the queue."""
@@ -47,7 +42,7 @@ class Book:
         start = initial_state(request.prompt, rng, request.text.start())
         self.ledger.open(request.request_id, start)
         self.entries[request.request_id] = entry
-        self._draws[_draws(request)] += 1
+        self._join_twins(entry)
         insort(self.waiting, entry, key=lambda each: each.order)
 
     def admit(self, entry: Entry, now: float) -> None:
@@ -73,7 +68,22 @@ class Book:
         entry.move(Event.FINISH)
         self.ledger.close(entry.request.request_id)
         del self.entries[entry.request.request_id]
-        self._draws -= Counter([_draws(entry.request)])
+        self._leave_twins(entry)
+
+    def _join_twins(self, entry: Entry) -> None:
+        """Note who has the same draws at the same length, for good: when a twin ends may follow
+        from draws that the other one still has ahead."""
+        twins = self._by_draws.setdefault(_draws(entry.request), [])
+        twins.append(entry)
+        if len(twins) > 1:
+            for each in twins:
+                each.shares_draws = True
+
+    def _leave_twins(self, entry: Entry) -> None:
+        twins = self._by_draws[_draws(entry.request)]
+        twins.remove(entry)
+        if not twins:
+            del self._by_draws[_draws(entry.request)]
 
     def load(self) -> LoadStats:
         """The load at this moment."""

@@ -48,8 +48,8 @@ class DraftView:
 class LoadView:
     """What a controller may look at: history and load, nothing of the coming round's rows.
 
-    `rows` are the target rows of the round besides drafts; `prefill_rows` those of them that
-    belong to requests which do not decode yet.
+    `rows` are the target rows of the round besides drafts; `prefill_rows` those of them that are
+    no frontier's.
     """
 
     requests: tuple[DraftView, ...]

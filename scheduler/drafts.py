@@ -90,11 +90,10 @@ class Drafts:
         return drafts
 
     def _view(self, shares: Sequence[Share], emitters: Sequence[Share]) -> LoadView:
-        chunks = [share for share in shares if not (share.emits or share.state.decoding)]
         return LoadView(
             requests=tuple(self._request(share) for share in emitters),
             rows=sum(share.rows for share in shares),
-            prefill_rows=sum(share.rows for share in chunks),
+            prefill_rows=sum(_prefill_rows(share) for share in shares),
             load=self._book.load(),
         )
 
@@ -114,7 +113,7 @@ class Drafts:
             left=request.stop.max_tokens - state.emitted,
             tpot=request.tpot,
             own_seed=drawn and request.own_seed,
-            shared_seed=drawn and self._book.shares_draws(share.entry),
+            shared_seed=drawn and share.entry.shares_draws,
         )
 
     def _room(self, share: Share) -> int:
@@ -157,6 +156,11 @@ class Drafts:
         if depth and not tables.try_grow(entry, Role.TARGET, len(tokens) + depth):
             return None
         return draft
+
+
+def _prefill_rows(share: Share) -> int:
+    """Rows besides the frontier's."""
+    return share.rows - (share.retains or (share.emits and share.rows > 0))
 
 
 def _planned(share: Share, draft: HostDraft | DeviceDraft | None, k: int) -> int:

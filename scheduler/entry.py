@@ -39,7 +39,8 @@ class Entry:
     `settings` is what never changes about the request in the round coordinate, as canonical JSON.
     `draft_rows` is the draft ledger: rows in the draft's cache that are, by identity, a prefix of
     the published tokens. `failures` counts rounds that broke while this request was in them,
-    `retry` is its share of the last of those.
+    `retry` is its share of the last of those. `shares_draws`: a request that lived beside this one
+    has or had the same draws at the same length.
     """
 
     request: Request
@@ -48,6 +49,7 @@ class Entry:
     blocks: dict[Role, tuple[int, ...]] = field(default_factory=dict)
     draft_rows: int = 0
     failures: int = 0
+    shares_draws: bool = False
     retry: Retry | None = None
     settings: str = ""
 

@@ -5,7 +5,7 @@ what requests want. No clock: time is what finished rounds took.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler.acceptance import AcceptanceBook
 from scheduler.allocation import Allocation, Candidate, best, priced
@@ -20,8 +20,10 @@ _KEEP = 0.01
 """A choice stands unless another one is better by this share,"""
 _KEEP_PLAIN = 0.02
 """and plain decoding unless drafting is better by this one."""
-_HORIZON = 64
-"""Tokens that a request is expected to have ahead, besides as many as it had already."""
+_OUTPUT = 64.0
+"""Tokens of an output before any has ended,"""
+_OUTPUT_SHARE = 1.0 / 32.0
+"""and what each that ends counts for in their mean."""
 _FLOOR_PASSES = 4
 _AWAKE_ROUNDS = 8
 """Plain rounds in a row after which only every few rounds are thought about."""
@@ -52,6 +54,7 @@ class GoodputController:
         self._rows = 0
         self._plain_rounds = 0
         self._doze = 0
+        self._output = _OUTPUT
 
     def decide(self, view: LoadView) -> Decision:
         """K for each request of the view, with what is expected of it."""
@@ -59,8 +62,7 @@ class GoodputController:
             return Decision()
         if self._dozes(view):
             return Decision(choices={each.request: _PLAIN for each in view.requests})
-        now = self._round(view)
-        price = self._decode_rate(now)
+        now, price = self._priced_round(view)
         floors = self._floors(now)
         chosen = best(now.candidates, floors, now.costs, price)
         rate = chosen.rate if price is None else price
@@ -77,7 +79,8 @@ class GoodputController:
             costs=now.costs,
             rate=rate,
         )
-        probe = self._prober.probe(plan, chosen, plain_allowed=floors == now.fixed)
+        seen = not view.prefill_rows and floors == now.fixed
+        probe = self._prober.probe(plan, chosen, plain_allowed=seen)
         if probe is not None:
             reasons |= dict.fromkeys(probe.lengths, probe.reason)
             lengths = {**chosen.lengths, **probe.lengths}
@@ -90,6 +93,9 @@ class GoodputController:
         self._model.learn(stats)
         self._book.learn(stats.groups)
         self._prober.learn(stats)
+        for each in stats.finished:
+            tokens = each.request_stats.completion_tokens
+            self._output += _OUTPUT_SHARE * (tokens - self._output)
 
     def forget(self, request: int) -> None:
         """The request ended."""
@@ -147,24 +153,49 @@ class GoodputController:
         often = min(view.lag, 1)
         seconds = self._model.catch_up(often)
         if view.lag > often:
-            output = view.emitted + max(min(view.left, _HORIZON + view.emitted), 1)
+            output = view.emitted + max(min(view.left, self._output), 1.0)
             share = min((1.0 + sum(survivals[:2])) / output, 1.0)
             seconds += share * (self._model.catch_up(view.lag) - seconds)
         return seconds
 
-    def _decode_rate(self, now: _Round) -> float | None:
-        """The price of time in a round that prefills: what pure decoding makes of it (Dinkelbach).
+    def _priced_round(self, view: LoadView) -> tuple[_Round, float | None]:
+        """The round, and the price of time in it when it prefills: tokens a second once all that
+        run decode (Dinkelbach's method). None for a round of decoding only.
 
-        By its own ratio such a round would draft too much: the prefill is to be paid anyway. None
-        for a round of decoding only, whose own ratio is the right one.
+        By its own ratio a round that prefills would draft too much: the prefill is to be paid
+        anyway. And where pure decoding would not draft, no cache is woken for such a round alone.
         """
-        view, emitters = now.view, len(now.view.requests)
+        now = self._round(view)
         if not view.prefill_rows:
-            return None
-        context = sum(each.context for each in view.requests) / emitters
-        most = sum(len(each.survivals) for each in now.candidates)
-        alone = self._model.costs(emitters, emitters, context, most)
-        return best(now.candidates, now.fixed, alone).rate
+            return now, None
+        price, k = self._decode_rate(now)
+        if k:
+            return now, price
+        lags = {each.request: each.lag for each in view.requests}
+        candidates = [
+            replace(each, wake=self._model.catch_up(lags[each.request])) if each.wake else each
+            for each in now.candidates
+        ]
+        return replace(now, candidates=candidates), price
+
+    def _decode_rate(self, now: _Round) -> tuple[float, int]:
+        """Tokens a second when all that run decode, and the K that is best for all of them."""
+        emitters = len(now.view.requests)
+        running = max(now.view.load.running, emitters)
+        context = sum(each.context for each in now.view.requests) / emitters
+        costs = self._model.costs(running, running, context, running * self._k_max)
+        best_rate, best_k, tokens, steps = 0.0, 0, float(running), 0.0
+        for k in range(self._k_max + 1):
+            if k:
+                deep = [
+                    each.survivals[k - 1] for each in now.candidates if len(each.survivals) >= k
+                ]
+                tokens += running * sum(deep) / max(len(deep), 1)
+                steps += costs.step[running]
+            rate = tokens / costs.seconds(running * k, steps)
+            if rate > best_rate:
+                best_rate, best_k = rate, k
+        return best_rate, best_k
 
     def _floors(self, now: _Round) -> dict[int, int]:
         """The fixed K, and for each request with a wish the least K that meets it in a round as

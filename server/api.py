@@ -29,11 +29,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiOptions:
-    """The settings that routes need. `body_limit` is in bytes, `domains` an allow-list."""
+    """The settings that routes need. `body_limit` is in bytes, `domains` an allow-list, `tpot` the
+    most seconds a token that requests want which do not say."""
 
     api_keys: tuple[str, ...] = ()
     body_limit: int = 8 << 20
     domains: frozenset[str] = field(default_factory=frozenset)
+    tpot: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from server.openapi import describe
 from server.outcomes import CLIENT_CLOSED, OutcomeSink
 from server.routes.chat import chat_routes
 from server.routes.completions import completion_routes
+from server.routes.debug import RoundsPage, debug_routes
 from server.routes.models import model_routes
 from server.routes.operations import MetricsPage, operation_routes
 from server.version import version
@@ -26,9 +27,11 @@ __all__ = ["create_app"]
 Handler = Callable[[Request, Any], Coroutine[Any, Any, Response]]
 
 
-def create_app(api: Api, *, metrics: MetricsPage, outcomes: OutcomeSink) -> FastAPI:
+def create_app(
+    api: Api, *, metrics: MetricsPage, outcomes: OutcomeSink, rounds: RoundsPage | None = None
+) -> FastAPI:
     """The ASGI application over `api`. `metrics` renders /metrics, `outcomes` is told how each
-    call ended."""
+    call ended; without `rounds` there is no /debug/rounds."""
     app = FastAPI(
         title="Fencepost",
         version=version(),
@@ -43,6 +46,8 @@ def create_app(api: Api, *, metrics: MetricsPage, outcomes: OutcomeSink) -> Fast
     for routes in (completion_routes(api), chat_routes(api), model_routes(api)):
         app.include_router(routes)
     app.include_router(operation_routes(api, metrics))
+    if rounds is not None:
+        app.include_router(debug_routes(rounds))
     describe(app)
     return app
 

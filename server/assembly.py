@@ -3,6 +3,8 @@
 Loading blocks and belongs in a thread; the rest belongs to the event loop.
 """
 
+import logging
+import os
 import time
 from dataclasses import dataclass
 
@@ -13,9 +15,11 @@ from deploy.pair import DRAFT, TARGET
 from scheduler import assembly
 from scheduler.config import EngineConfig
 from scheduler.coordinate import digest_of, engine_manifest
+from scheduler.costs import CostTable
 from scheduler.engine import Engine
 from scheduler.errors import ConfigRefused, ModelRefused
 from scheduler.plan import Layout
+from scheduler.profiling import profile_costs
 from scheduler.request import (
     ProposerKind,
     Request,
@@ -24,31 +28,36 @@ from scheduler.request import (
     StopRules,
     Verifier,
 )
+from scheduler.runner import ModelRunner
 from scheduler.runtime.create import LoadedPair, PairOptions, create_runner
 from scheduler.runtime.loading import ModelSource
 from scheduler.stats import FinishedStats, LoadStats, StatsSink, StepStats
 from server.backend import Serving
+from server.cost_cache import CostCache, processor
 from server.settings import Settings
 from server.text.stager import Stager, TextRules
 from server.tokenizer import TokenizerService
 from server.version import version
 
-__all__ = ["Loaded", "build_engine", "load", "serving_over", "warm_up"]
+__all__ = ["Loaded", "build_engine", "load", "round_costs", "serving_over", "warm_up"]
+
+logger = logging.getLogger(__name__)
 
 _WARM_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What loading gave, before any event loop object exists."""
+    """What loading gave, before any event loop object exists. `costs` are None where K is fixed."""
 
     pair: LoadedPair
     config: EngineConfig
     tokenizer: TokenizerService
+    costs: CostTable | None = None
 
 
 def load(settings: Settings) -> Loaded:
-    """Load models and tokenizer and check that all settings agree. Blocks.
+    """Load models and tokenizer, check that all settings agree, and see what rounds cost. Blocks.
 
     Raises ConfigRefused or ModelRefused, which name what does not fit.
     """
@@ -57,10 +66,12 @@ def load(settings: Settings) -> Loaded:
     if not isinstance(pair.tokenizer, PreTrainedTokenizerFast):
         raise ModelRefused("tokenizer: it has no tokenizer.json, and cannot be converted")
     ends = _end_ids(_target(settings), pair.tokenizer)
+    config = _engine_config(settings, pair)
     return Loaded(
         pair=pair,
-        config=_engine_config(settings, pair),
+        config=config,
         tokenizer=TokenizerService(pair.tokenizer, ends),
+        costs=round_costs(settings, pair.runner, config),
     )
 
 
@@ -82,15 +93,43 @@ def build_runner(settings: Settings) -> LoadedPair:
     return create_runner(options, time.monotonic)
 
 
+def round_costs(settings: Settings, runner: ModelRunner, config: EngineConfig) -> CostTable | None:
+    """What rounds cost: kept from an earlier start, else measured and kept. Blocks.
+
+    None where there is nothing to choose: K is fixed, or nobody drafts. Raises ModelRefused when a
+    round breaks.
+    """
+    if not _chooses(settings, config):
+        return None
+    folder = settings.cost_cache
+    cache = None if folder is None else CostCache(folder, _cost_key(settings, runner, config))
+    costs = None if cache is None else cache.load()
+    if cache is not None and costs is not None:
+        logger.info("costs of rounds: from %s", cache.path)
+        return costs
+    costs, seconds = _measured(settings, runner, config)
+    kept = cache is not None and cache.store(costs)
+    place = f"kept in {cache.path}" if cache is not None and kept else "not kept"
+    logger.info("costs of rounds: measured in %.1f s, %s", seconds, place)
+    return costs
+
+
 def build_engine(loaded: Loaded, sink: StatsSink) -> Engine:
     """An engine over what was loaded, not started."""
-    return assembly.build_engine(loaded.config, loaded.pair.runner, sink=sink, clock=time.monotonic)
+    return assembly.build_engine(
+        loaded.config,
+        loaded.pair.runner,
+        sink=sink,
+        clock=time.monotonic,
+        controller=assembly.controller_for(loaded.config, loaded.costs),
+    )
 
 
 def serving_over(engine: Engine, loaded: Loaded, settings: Settings) -> Serving:
     """What the HTTP side needs of a started engine."""
     manifest = engine_manifest(loaded.pair.runner.capabilities())
-    digest = digest_of(manifest + repr(loaded.config))[:8]
+    chosen = "" if loaded.costs is None else "auto"
+    digest = digest_of(manifest + repr(loaded.config) + chosen)[:8]
     return Serving(
         engine=engine,
         tokenizer=loaded.tokenizer,
@@ -120,6 +159,49 @@ async def warm_up(loaded: Loaded) -> None:
         raise ModelRefused(f"the models cannot run: {error}")
 
 
+def _chooses(settings: Settings, config: EngineConfig) -> bool:
+    drafts = config.draft_pool is not None or config.proposer is not ProposerKind.NONE
+    return settings.k == "auto" and config.k_max > 0 and drafts
+
+
+def _measured(
+    settings: Settings, runner: ModelRunner, config: EngineConfig
+) -> tuple[CostTable, float]:
+    """What rounds cost, and the seconds that it took to see."""
+    logger.info("measuring what rounds cost, for about %g s", settings.profile_seconds)
+    clock = time.perf_counter
+    started = clock()
+    try:
+        costs = profile_costs(runner, config, clock, seconds=settings.profile_seconds)
+    except Exception as problem:
+        kind = type(problem).__name__
+        raise ModelRefused(f"the models cannot run: {kind}: {problem}") from problem
+    return costs, clock() - started
+
+
+def _cost_key(
+    settings: Settings, runner: ModelRunner, config: EngineConfig
+) -> dict[str, str | float | None]:
+    """All that the costs of rounds depend on."""
+    capabilities = runner.capabilities()
+    cuda = capabilities.device.startswith("cuda")
+    return {
+        "engine": engine_manifest(capabilities),
+        "max_requests": config.max_requests,
+        "k_max": config.k_max,
+        "max_batched_tokens": config.max_batched_tokens,
+        "max_model_len": config.max_model_len,
+        "draft_max_len": config.draft_max_len,
+        "block_size": config.target_pool.block_size,
+        "pack_weights": settings.pack_weights,
+        "threads": settings.tensor_threads,
+        "seconds": settings.profile_seconds,
+        "processor": processor(),
+        "processors": len(os.sched_getaffinity(0)),
+        "accelerator": torch.cuda.get_device_name(capabilities.device) if cuda else None,
+    }
+
+
 class _NoStats:
     """A sink that forgets."""
 
@@ -136,7 +218,8 @@ def _warm_request(
         request_id=engine.next_request_id(),
         prompt=prompt,
         sampling=SamplingParams(temperature=temperature, seed=0),
-        speculation=Speculation(proposer=loaded.config.proposer),
+        # Whatever would be chosen, the draft model is to run once.
+        speculation=Speculation(k=loaded.config.k, proposer=loaded.config.proposer),
         stop=StopRules(token_ids=frozenset(), max_tokens=min(_WARM_TOKENS, room)),
         text=Stager(loaded.tokenizer.pieces, TextRules()),
         arrival=time.monotonic(),

@@ -163,7 +163,7 @@ def _metavar(field: FieldInfo) -> str:
         return "|".join(map(str, get_args(kinds[0])))
     if get_origin(kinds[0]) is tuple:
         return "A,B,..."
-    words = {int: "N", float: "SECONDS", ByteSize: "BYTES", Path: "FILE"}
+    words = {int: "N", float: "NUMBER", ByteSize: "BYTES", Path: "PATH"}
     return words.get(kinds[0], "TEXT") + ("|auto" if len(kinds) > 1 else "")
 
 

@@ -35,10 +35,12 @@ from telemetry.acceptance_log import AcceptanceLog
 from telemetry.acceptance_log_files import RotatingFile
 from telemetry.acceptance_log_lines import LogHeader, header_line, is_header
 from telemetry.aliases import VllmAliases
+from telemetry.decision_log import DecisionLog
 from telemetry.fan_out import FanOut
 from telemetry.loop_lag import LagMonitor
 from telemetry.metrics import Metrics, new_registry
 from telemetry.page import render
+from telemetry.round_log import RoundLog
 from telemetry.sink import PrometheusSink
 
 if TYPE_CHECKING:
@@ -96,6 +98,8 @@ class _Process:
         self._registry: CollectorRegistry = new_registry()
         self._loaded: Loaded | None = None
         self._log: AcceptanceLog | None = None
+        kept = settings.debug_rounds
+        self._rounds = None if kept is None else RoundLog(kept)
         self._stop = asyncio.Event()
         self._signals = 0
         self._metrics = Metrics(
@@ -138,11 +142,13 @@ class _Process:
             api_keys=tuple(key.get_secret_value() for key in settings.api_key),
             body_limit=settings.body_limit,
             domains=frozenset(settings.domains),
+            tpot=None if settings.slo_tpot_ms is None else settings.slo_tpot_ms / 1000,
         )
         app = create_app(
             Api(backend=self._backend, options=options),
             metrics=partial(render, self._registry),
             outcomes=_HttpOutcomes(self._metrics),
+            rounds=None if self._rounds is None else self._rounds.page,
         )
         return uvicorn.Config(
             app,
@@ -184,9 +190,19 @@ class _Process:
 
     def _sink(self, loaded: "Loaded") -> StatsSink:
         """Where the engine reports to. Blocks. Raises SettingsError when a log cannot be begun."""
-        counting, settings = PrometheusSink(self._metrics), self._settings
+        sinks: list[StatsSink] = [PrometheusSink(self._metrics), DecisionLog(time.monotonic)]
+        if self._rounds is not None:
+            sinks.append(self._rounds)
+        self._log = self._acceptance_log(loaded)
+        if self._log is not None:
+            sinks.append(self._log)
+        return FanOut(*sinks)
+
+    def _acceptance_log(self, loaded: "Loaded") -> AcceptanceLog | None:
+        """The log that was asked for, begun. Blocks. Raises SettingsError when it cannot be."""
+        settings = self._settings
         if settings.acceptance_log is None:
-            return counting
+            return None
         try:
             file = RotatingFile(
                 settings.acceptance_log,
@@ -198,8 +214,7 @@ class _Process:
         except OSError as problem:
             raise SettingsError(f"acceptance_log={settings.acceptance_log}: {problem}") from None
         metrics = self._metrics.acceptance_log
-        self._log = AcceptanceLog(file, metrics, domains=settings.domains)
-        return FanOut(counting, self._log)
+        return AcceptanceLog(file, metrics, domains=settings.domains)
 
     def _announce(self, listener: socket.socket) -> None:
         host, port = listener.getsockname()[:2]

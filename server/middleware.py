@@ -18,6 +18,7 @@ __all__ = ["ApiKeys", "FrontDoor"]
 logger = logging.getLogger(__name__)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _UNKNOWN_ROUTE = "unknown"
+_GUARDED = ("/v1", "/debug")
 
 
 class FrontDoor:
@@ -92,7 +93,7 @@ def _is_closed(problem: Exception) -> bool:
 
 
 class ApiKeys:
-    """Asks for a bearer key on /v1, if there are any keys."""
+    """Asks for a bearer key on /v1 and /debug, if there are any keys."""
 
     def __init__(self, app: ASGIApp, *, keys: Sequence[str]) -> None:
         self._app = app
@@ -124,7 +125,7 @@ def _header(scope: Scope, name: bytes) -> bytes:
 
 
 def _guarded(path: str) -> bool:
-    return path == "/v1" or path.startswith("/v1/")
+    return any(path == room or path.startswith(f"{room}/") for room in _GUARDED)
 
 
 def _request_id(headers: Headers) -> str:

@@ -47,6 +47,19 @@ def _split(value: object) -> object:
     return [part.strip() for part in value.split(",") if part.strip()]
 
 
+def _folder(value: object) -> object:
+    """The path, from the home folder for `~`; None for the word none, or where no home is known."""
+    if not isinstance(value, (str, Path)) or str(value) == "none":
+        return None if value == "none" else value
+    if not str(value):
+        raise ValueError("an empty name; none keeps nothing")
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:
+        return None
+
+
+Folder = Annotated[Path | None, BeforeValidator(_folder)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split)]
 Count = Annotated[int, Field(ge=1)]
@@ -101,10 +114,28 @@ class Settings(BaseSettings):
     max_requests: Count = Field(64, description="requests that run at once")
     max_waiting: Count = Field(1024, description="requests that may wait; more are answered 503")
     k: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
-        DEFAULT_K, description=f"draft length; auto leaves it to the server (now {DEFAULT_K})"
+        "auto",
+        description="draft length of requests that leave it open; auto chooses it for each request "
+        "and round by what drafts gain and cost, a number fixes it",
     )
     k_max: Annotated[int, Field(ge=0)] | None = Field(
         None, description="longest draft that a request may ask for (default: 8, or k if longer)"
+    )
+    profile_seconds: float = Field(
+        10.0,
+        ge=0,
+        le=600,
+        description="time that a first start may take to measure what rounds cost, which k=auto "
+        "needs; 0 measures nothing, and takes a number for k",
+    )
+    cost_cache: Folder = Field(
+        Path("~/.cache/fencepost"),
+        description="folder that keeps what was measured for the next start; none keeps nothing",
+    )
+    slo_tpot_ms: Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description="most milliseconds that a token after the first should take, for requests "
+        "without an x-slo-tpot-ms header (default: no such wish)",
     )
     layout: Literal["replay_frontier", "retained_frontier"] = Field(
         "replay_frontier",
@@ -121,7 +152,7 @@ class Settings(BaseSettings):
     )
     block_size: Count = Field(16, description="token rows in one K/V block")
     api_key: Secrets = Field(
-        (), description="keys accepted on /v1; none leaves it open (variable or file)"
+        (), description="keys accepted on /v1 and /debug; none leaves them open (variable or file)"
     )
     body_limit: ByteSize = Field(ByteSize(8 << 20), ge=1, description="largest request body")
     domains: Names = Field((), description="values of metadata.domain kept as telemetry labels")
@@ -132,6 +163,9 @@ class Settings(BaseSettings):
         ByteSize(64 << 20), ge=1 << 16, description="size at which that file makes room for another"
     )
     acceptance_log_files: Count = Field(4, description="such files that are kept, the open one too")
+    debug_rounds: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
+        None, description="rounds kept for GET /debug/rounds (default: there is no such route)"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least severe messages that are logged"
     )
@@ -186,6 +220,12 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _auto_needs_a_profile(self) -> Self:
+        if self.k == "auto" and not self.profile_seconds:
+            raise ValueError("profile_seconds=0: k=auto needs to know what rounds cost; fix k")
+        return self
+
+    @model_validator(mode="after")
     def _no_size_without_a_log(self) -> Self:
         if self.acceptance_log is None:
             for name in ("acceptance_log_bytes", "acceptance_log_files"):
@@ -210,8 +250,11 @@ class Settings(BaseSettings):
 
     @property
     def draft_length(self) -> int:
-        """The fixed draft length K of requests that leave it open."""
-        return DEFAULT_K if self.k == "auto" else self.k
+        """The draft length K of requests that leave it open; with auto what they are planned for
+        before anything is chosen."""
+        if self.k != "auto":
+            return self.k
+        return DEFAULT_K if self.k_max is None else min(DEFAULT_K, self.k_max)
 
     @property
     def longest_draft(self) -> int:

@@ -1,5 +1,7 @@
 """From a checked body and its prompts to the engine's requests; sends nothing."""
 
+import math
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,9 +20,11 @@ from server.errors import overflow, refusal
 from server.protocol.generation import GenerationBody, SpeculationBody
 from server.text.stager import Stager, TextRules
 
-__all__ = ["Asked", "build_requests", "check_width", "truncated"]
+__all__ = ["Asked", "build_requests", "check_width", "truncated", "wanted_tpot"]
 
 OTHER_DOMAIN = "other"
+_TPOT = "x-slo-tpot-ms"
+_NUMBER = re.compile(r"(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +32,8 @@ class Asked:
     """One API call after tokenization.
 
     `max_tokens` None means the rest of the context; `token_field` is what the body calls it.
-    `logprobs` counts alternatives to report (None: no logprobs).
+    `logprobs` counts alternatives to report (None: no logprobs). `tpot` is the most seconds that a
+    token after the first should take (None: no such wish).
     """
 
     body: GenerationBody
@@ -36,6 +41,7 @@ class Asked:
     max_tokens: int | None
     token_field: str
     logprobs: int | None
+    tpot: float | None = None
 
 
 def build_requests(
@@ -66,6 +72,8 @@ def build_requests(
             arrival=arrival,
             priority=body.priority or 0,
             domain=_domain(body.metadata or {}, domains),
+            tpot=asked.tpot,
+            own_seed=body.seed is not None,
         )
         for prompt, rule in zip(asked.prompts, rules, strict=True)
         for choice in range(choices)
@@ -78,6 +86,20 @@ def truncated(prompt: tuple[int, ...], body: GenerationBody, serving: Serving) -
     if keep is None:
         return prompt
     return prompt[-(serving.engine.config.max_model_len - 1 if keep == -1 else keep) :]
+
+
+def wanted_tpot(headers: Mapping[str, str], default: float | None) -> float | None:
+    """Seconds a token that a call wants: its header's milliseconds, else the server's `default`.
+
+    Raises ApiError (400) for anything but a positive number.
+    """
+    given = headers.get(_TPOT)
+    if given is None:
+        return default
+    seconds = float(given) / 1000 if _NUMBER.fullmatch(given.strip()) else 0.0
+    if not 0 < seconds < math.inf:
+        raise refusal(_TPOT, f"{_TPOT}: {given[:40]!r} is no positive number of milliseconds")
+    return seconds
 
 
 def check_width(body: GenerationBody, prompts: int, config: EngineConfig) -> None:

@@ -18,7 +18,7 @@ from prometheus_client import (
 
 from scheduler.plan import TerminalKind
 from scheduler.request import FinishReason, ProposerKind
-from scheduler.stats import CommitOutcome, Policy
+from scheduler.stats import CommitOutcome, Policy, Reason
 from telemetry.families import PlainCounter, PositionCounter, WeightedHistogram
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "PROPOSERS",
     "SPECULATION",
     "AcceptanceLogMetrics",
+    "ControllerMetrics",
     "HttpMetrics",
     "LawMetrics",
     "LoadMetrics",
@@ -179,6 +180,54 @@ class RoundMetrics:
         )
 
 
+class ControllerMetrics:
+    """How K was chosen, what was expected of it, and what came of it.
+
+    The six counters of `gain` stand for the same rounds, those that `telemetry.gains` compares, and
+    bear the names of its fields. By rates: the predicted gain is predicted_plain_seconds /
+    predicted_seconds, the measured one plain_seconds / round_seconds.
+    """
+
+    def __init__(self, registry: CollectorRegistry, k_max: int) -> None:
+        name = PREFIX + "controller_"
+        self.k = WeightedHistogram(
+            registry,
+            name + "k",
+            "Draft length chosen for a request's round, after cuts to rows and blocks; round_k "
+            "has what was proposed and published.",
+            buckets=range(k_max + 1),
+        )
+        self.decisions = PlainCounter(
+            registry,
+            name + "decisions",
+            "Choices of a draft length, one for each request that emits in a round, by reason.",
+            ("reason",),
+            [(reason.value,) for reason in Reason],
+        )
+        self.gain = {
+            field: PlainCounter(registry, name + field, text + _COMPARED)
+            for field, text in _GAIN_TEXTS.items()
+        }
+        self.goodput = Gauge(
+            name + "goodput_predicted",
+            "Tokens a second that the last forecast expects of its round.",
+            registry=registry,
+        )
+
+
+_COMPARED = " (rounds with a forecast that only decoded, all of them published)."
+_GAIN_TEXTS = {
+    "predicted_tokens": "Tokens that forecasts expected",
+    "predicted_seconds": "Time that forecasts expected",
+    "predicted_plain_seconds": "Time of plain decoding for the expected tokens, by the forecasts; "
+    "over predicted_seconds it is the predicted gain",
+    "committed_tokens": "Tokens published",
+    "round_seconds": "Time measured",
+    "plain_seconds": "Time of plain decoding for the published tokens, by the forecasts; over "
+    "round_seconds it is the measured gain",
+}
+
+
 class LoadMetrics:
     """The engine at one moment."""
 
@@ -290,6 +339,7 @@ class Metrics:
         self.speculation = SpeculationMetrics(registry, k_max, self.domains)
         self.law = LawMetrics(registry, k_max)
         self.rounds = RoundMetrics(registry)
+        self.controller = ControllerMetrics(registry, k_max)
         self.load = LoadMetrics(registry)
         self.requests = RequestMetrics(registry)
         self.http = HttpMetrics(registry)

@@ -12,15 +12,18 @@ from scheduler.plan import TerminalKind
 from scheduler.request import FinishReason, ProposerKind
 from scheduler.stats import (
     CommitOutcome,
+    Decision,
     FinishedStats,
     GroupStats,
     LoadStats,
     Policy,
     PoolStats,
+    Reason,
     SpeculationStats,
     StepStats,
 )
 from telemetry.families import Cell
+from telemetry.gains import Gain, compare
 from telemetry.metrics import (
     BLOCK_STATES,
     OTHER_DOMAIN,
@@ -30,6 +33,7 @@ from telemetry.metrics import (
     ROUND_PARTS,
     ROW_MODELS,
     SPECULATION,
+    ControllerMetrics,
     Metrics,
     SpeculationMetrics,
 )
@@ -65,6 +69,29 @@ class _Lane:
             self.base[position] += base
 
 
+class _Decisions:
+    """Counts how K was chosen and what came of it."""
+
+    def __init__(self, metrics: ControllerMetrics) -> None:
+        self._k, self._goodput = metrics.k, metrics.goodput
+        self._reasons = {each: metrics.decisions.cell(each.value) for each in Reason}
+        self._gain = {name: family.cell() for name, family in metrics.gain.items()}
+
+    def add(self, decision: Decision) -> None:
+        """Count one round's choices and show its forecast."""
+        for choice in decision.choices.values():
+            self._reasons[choice.reason].value += 1
+            self._k.observe(choice.k)
+        forecast = decision.forecast
+        if forecast is not None and forecast.seconds > 0.0:
+            self._goodput.set(forecast.tokens / forecast.seconds)
+
+    def add_gain(self, gain: Gain) -> None:
+        """Count one round that can be compared with its forecast."""
+        for name, cell in self._gain.items():
+            cell.value += getattr(gain, name)
+
+
 class PrometheusSink:
     """A `StatsSink` that counts into `metrics`. Call it from one thread only."""
 
@@ -92,6 +119,7 @@ class PrometheusSink:
         self._pools = [
             [metrics.load.kv_blocks.labels(pool, state) for state in BLOCK_STATES] for pool in POOLS
         ]
+        self._decisions = _Decisions(metrics.controller)
         self._ended = {each: requests.ended.labels(each.value) for each in FinishReason}
         self._ttft = [requests.ttft.labels(each) for each in SPECULATION]
         self._tpot = [requests.tpot.labels(each) for each in SPECULATION]
@@ -100,6 +128,7 @@ class PrometheusSink:
         """Count one published round and the requests that ended in it."""
         self._add_groups(stats.groups)
         self._add_costs(stats)
+        self._add_decision(stats)
         for seconds, tokens in stats.itl_seconds:
             self._requests.inter_token.observe(seconds, tokens)
         for finished in stats.finished:
@@ -176,6 +205,14 @@ class PrometheusSink:
             cell.value += count
         self._count.value += 1
         self._forward.value += timings.forward
+
+    def _add_decision(self, stats: StepStats) -> None:
+        if stats.decision is None:
+            return
+        self._decisions.add(stats.decision)
+        gain = compare(stats)
+        if gain is not None:
+            self._decisions.add_gain(gain)
 
 
 def _lane(

@@ -97,7 +97,7 @@ def measure_pair(source: Source, options: Options) -> PairFigures:
     return asyncio.run(_measure(subject, imports, ready - started))
 
 
-def _shown(path_or_id: str) -> str:
+def shown(path_or_id: str) -> str:
     """A model's name without the folders of one machine: its last two parts."""
     return "/".join(Path(path_or_id).parts[-2:])
 
@@ -118,8 +118,8 @@ async def _measure(subject: _Subject, imports: float, load_seconds: float) -> Pa
     capabilities = loaded.runner.capabilities()
     return PairFigures(
         name=source.name,
-        target=_shown(source.target),
-        draft=_shown(source.draft),
+        target=shown(source.target),
+        draft=shown(source.draft),
         target_dtype=capabilities.target.dtype,
         parameters=(
             capabilities.target.parameters,

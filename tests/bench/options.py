@@ -52,20 +52,20 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--pair",
         dest="pairs",
-        type=_pair,
+        type=pair_name,
         action="append",
         metavar="embedded|synthetic|TARGET,DRAFT",
         help="may be given more than once (default: embedded and synthetic)",
     )
-    add("--concurrency", type=_counts, metavar="N,N", help=f"default {_listed(start.concurrency)}")
-    add("--k", type=_count, help=f"drafts a round (default {start.k})")
-    add("--temperature", type=_temperature, help=f"default {start.temperature:g}")
+    add("--concurrency", type=counts, metavar="N,N", help=f"default {listed(start.concurrency)}")
+    add("--k", type=at_least_1, help=f"drafts a round (default {start.k})")
+    add("--temperature", type=temperature, help=f"default {start.temperature:g}")
     add("--verifier", type=Verifier, help="token (default), block or shared-noise")
-    add("--rounds", type=_count, help=f"interleaved repetitions (default {start.rounds})")
-    add("--tokens", type=_several, help=f"output tokens a request (default {start.tokens})")
-    add("--prompt-tokens", type=_count, help=f"default {start.prompt_tokens}")
-    add("--repeats", type=_count, help=f"timings of a forward (default {start.repeats})")
-    add("--threads", type=_count, help="threads of one tensor operation (default: torch's)")
+    add("--rounds", type=at_least_1, help=f"interleaved repetitions (default {start.rounds})")
+    add("--tokens", type=at_least_2, help=f"output tokens a request (default {start.tokens})")
+    add("--prompt-tokens", type=at_least_1, help=f"default {start.prompt_tokens}")
+    add("--repeats", type=at_least_1, help=f"timings of a forward (default {start.repeats})")
+    add("--threads", type=at_least_1, help="threads of one tensor operation (default: torch's)")
     add("--seed", type=int, help=f"default {start.seed}")
     add("--json", type=Path, metavar="FILE", help="write the figures as data too")
     add(
@@ -79,36 +79,36 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _pair(text: str) -> str:
+def pair_name(text: str) -> str:
     if text not in NAMED_PAIRS and len(text.split(",")) != 2:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a known pair nor TARGET,DRAFT")
     return text
 
 
-def _count(text: str) -> int:
+def at_least_1(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} must be at least 1")
     return value
 
 
-def _several(text: str) -> int:
-    value = _count(text)
+def at_least_2(text: str) -> int:
+    value = at_least_1(text)
     if value < 2:
         raise argparse.ArgumentTypeError("a rate needs 2 tokens at least")
     return value
 
 
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(_count(part) for part in text.split(","))
+def counts(text: str) -> tuple[int, ...]:
+    return tuple(at_least_1(part) for part in text.split(","))
 
 
-def _temperature(text: str) -> float:
+def temperature(text: str) -> float:
     value = float(text)
     if not 0.0 <= value <= 2.0:
         raise argparse.ArgumentTypeError(f"{value} must lie in 0..2")
     return value
 
 
-def _listed(counts: Sequence[int]) -> str:
-    return ",".join(map(str, counts))
+def listed(values: Sequence[int]) -> str:
+    return ",".join(map(str, values))

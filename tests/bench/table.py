@@ -6,11 +6,13 @@ from tests.bench.figures import (
     Arm,
     Ledger,
     Level,
+    Machine,
     PairFigures,
     Peer,
     Prediction,
     Report,
     Spread,
+    Versions,
 )
 
 Row = Sequence[str]
@@ -34,17 +36,24 @@ def aligned(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def _preamble(report: Report) -> str:
-    machine, versions, settings = report.machine, report.versions, report.settings
+def origin(date: str, machine: Machine, versions: Versions, threads: int) -> str:
+    """When figures were taken, on what, and with which software."""
     changed = f" and {versions.changed} changed files" if versions.changed else ""
     return (
-        f"date      {report.date}\n"
+        f"date      {date}\n"
         f"machine   {machine.cpu}, {machine.usable_cores} of {machine.cores} cores, "
         f"{machine.memory_gib:.1f} GiB, {' '.join(machine.flags)}\n"
         f"          load average {machine.load:.2f} when this began, "
-        f"{settings.threads} threads an operation\n"
+        f"{threads} threads an operation\n"
         f"versions  fencepost {versions.fencepost} ({versions.revision}{changed}), "
-        f"Python {versions.python}, torch {versions.torch}, transformers {versions.transformers}\n"
+        f"Python {versions.python}, torch {versions.torch}, transformers {versions.transformers}"
+    )
+
+
+def _preamble(report: Report) -> str:
+    settings = report.settings
+    return (
+        f"{origin(report.date, report.machine, report.versions, settings.threads)}\n"
         f"settings  K {settings.k}, temperature {settings.temperature:g}, "
         f"{settings.verifier} verifier, {settings.rounds} rounds, "
         f"{settings.prompt_tokens} + {settings.tokens} tokens, seed {settings.seed}"
@@ -85,7 +94,7 @@ def _rates(levels: Iterable[Level]) -> str:
             f"{level.on.rate.median:.1f}",
             f"{level.off.rate.median:.1f}",
             f"{level.speedup.median:.2f}",
-            _range(level.speedup),
+            span(level.speedup),
             f"{level.on.lag_p99_ms:.2f}",
             f"{level.off.lag_p99_ms:.2f}",
         )
@@ -182,22 +191,23 @@ def _prediction(prediction: Prediction) -> str:
 def _peer(peer: Peer) -> str:
     rows: list[Row] = [("", "median", "min-max")]
     rows += [
-        ("this engine, drafts on", f"{peer.ours.median:.1f}", _range(peer.ours)),
-        ("this engine, drafts off", f"{peer.ours_off.median:.1f}", _range(peer.ours_off)),
+        ("this engine, drafts on", f"{peer.ours.median:.1f}", span(peer.ours)),
+        ("this engine, drafts off", f"{peer.ours_off.median:.1f}", span(peer.ours_off)),
     ]
     rows += [
-        (f"transformers {arm.mode}, {arm.dtype}", f"{arm.rate.median:.1f}", _range(arm.rate))
+        (f"transformers {arm.mode}, {arm.dtype}", f"{arm.rate.median:.1f}", span(arm.rate))
         for arm in peer.arms
     ]
     rows.append(
         (
             f"ours / assisted in {peer.best_assisted}, its better",
             f"{peer.over_assisted.median:.2f}",
-            _range(peer.over_assisted),
+            span(peer.over_assisted),
         )
     )
     return aligned(rows)
 
 
-def _range(spread: Spread) -> str:
+def span(spread: Spread) -> str:
+    """Lowest to highest."""
     return f"{spread.lowest:.2f}-{spread.highest:.2f}"

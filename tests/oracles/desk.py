@@ -80,6 +80,24 @@ class Breaks(Gate):
         return super().run(plan)
 
 
+class Paced(Gate):
+    """A runner whose rounds take what `seconds(result)` says on a clock of its own."""
+
+    def __init__(self, runner, seconds):
+        super().__init__(runner)
+        self._seconds = seconds
+        self.now = 0.0
+
+    def clock(self):
+        """Seconds of the rounds so far."""
+        return self.now
+
+    def run(self, plan):
+        result = super().run(plan)
+        self.now += self._seconds(result)
+        return result
+
+
 class Desk:
     """An engine with what a test looks at."""
 
@@ -88,12 +106,13 @@ class Desk:
         self.sink = Sink()
         self.tabular, self.target, self.draft = tabular_runner(self.settings, **tables)
         self.runner = (runner or Gate)(self.tabular)
+        clock = getattr(self.runner, "clock", time.monotonic)
         options = {} if fault is None else {"fault": fault}
         self.engine = build_engine(
             self.settings,
             self.runner,
             sink=self.sink,
-            clock=time.monotonic,
+            clock=clock,
             controller=controller,
             **options,
         )

@@ -30,7 +30,7 @@ _BLOCK = 16
 @dataclass(frozen=True, slots=True)
 class Life:
     """One way that things went so far: its probability and the draws that lead there, each
-    ((request, T of its round), its name within the round) and a value."""
+    (choice index, T of its round, its name within the round) and a value."""
 
     weight: float
     draws: tuple
@@ -39,19 +39,20 @@ class Life:
 @dataclass(frozen=True, slots=True)
 class Position:
     """Where a life stands: for each request its tokens, the last (k, accepted) that it had, and
-    its share of the coming round."""
+    its share of the coming round; and what else its policy knows."""
 
     tokens: tuple[tuple[int, ...], ...]
     traces: tuple[tuple[tuple[int, int], ...], ...]
     groups: tuple[Group | None, ...]
+    known: object
 
 
 class LifeLaw:
     """The joint law of clients that live together in one engine, and the serial one.
 
     Lives of a game share rounds; `controller()` makes the policy, to which request i of life n is
-    number n * (clients) + i. It may look back at the last `memory` rounds of a life. `runner` may
-    wrap the product's runner.
+    number n * (clients) + i. It may look back at the last `memory` rounds of a life, and at what
+    `known(policy, n)` says of life n. `runner` may wrap the product's runner.
     """
 
     def __init__(
@@ -66,6 +67,8 @@ class LifeLaw:
         layout=Layout.REPLAY_FRONTIER,
         law=softmax,
         memory=1,
+        known=lambda policy, life: None,
+        k_max=8,
         runner=lambda real: real,
     ):
         self._clients = clients
@@ -77,10 +80,13 @@ class LifeLaw:
         self._layout = layout
         self._law = law
         self._memory = memory
+        self._known = known
+        self._k_max = k_max
         self._runner = runner
         self.lives = 0
         self.outputs = 0
         self.depths = set()
+        self.choices = tuple(range(len(clients)))
 
     def found(self):
         """Probability of each joint output."""
@@ -88,7 +94,7 @@ class LifeLaw:
         ended = defaultdict(float)
         for number in range(self._rounds + 1):
             places = _Game(self, lives).positions(number)
-            lives = self._onward(_merged(lives, places), ended, last=number == self._rounds)
+            lives = self._onward(self._merged(lives, places), ended, last=number == self._rounds)
         return ended
 
     def expected(self):
@@ -130,8 +136,24 @@ class LifeLaw:
             for r, (share, values) in enumerate(joint):
                 weight *= share
                 length = len(position.tokens[r])
-                draws += tuple(((r, length, name), value) for name, value in values.items())
+                choice = self.choices[r]
+                draws += tuple(((choice, length, name), value) for name, value in values.items())
             yield Life(weight, draws)
+
+    def _merged(self, lives, positions):
+        """Pairs (position, life): lives that stand at one place are one, with all their
+        probability."""
+        found = {}
+        for life, position in zip(lives, positions, strict=True):
+            name = self._place(life, position)
+            first, kept = found.get(name, (position, replace(life, weight=0.0)))
+            found[name] = (first, replace(kept, weight=kept.weight + life.weight))
+        return list(found.values())
+
+    def _place(self, _life, position):
+        """All that the rest of a life depends on."""
+        shares = tuple(group and (group.emits, group.draft) for group in position.groups)
+        return position.tokens, position.traces, position.known, shares
 
     def _completed(self, joint):
         parts = [c.completed(own) for c, own in zip(self._clients, joint, strict=True)]
@@ -155,7 +177,7 @@ class _Game:
             replace(
                 client.asked,
                 request_id=n * self._count + r,
-                choice=r,
+                choice=law.choices[r],
                 arrival=float(n * self._count + r),
                 sampling=replace(client.asked.sampling, seed=n),
             )
@@ -184,6 +206,7 @@ class _Game:
             ),
             traces=tuple(self._traces[each] for each in ids),
             groups=tuple(groups.get(each) for each in ids),
+            known=self._law._known(self._policy, n),
         )
 
     def _step(self, number):
@@ -222,6 +245,8 @@ class _Game:
             target_pool=pool,
             draft_pool=pool,
             layout=law._layout,
+            k=0,
+            k_max=law._k_max,
         )
         target, draft = (
             TabularForward(table, law._vocabulary, count, _BLOCK, dtype=torch.float64)
@@ -241,17 +266,6 @@ class _Game:
         could not depend on."""
         field = Fixed()
         for n, life in enumerate(self._lives):
-            for (r, length, name), value in life.draws:
-                field.values[draw_key(n, r, length, name)] = value
+            for (choice, length, name), value in life.draws:
+                field.values[draw_key(n, choice, length, name)] = value
         return field
-
-
-def _merged(lives, positions):
-    """Pairs (position, life): lives that stand at one place are one, with all their probability."""
-    found = {}
-    for life, position in zip(lives, positions, strict=True):
-        shares = tuple(group and (group.emits, group.draft) for group in position.groups)
-        name = (position.tokens, position.traces, shares)
-        first, kept = found.get(name, (position, replace(life, weight=0.0)))
-        found[name] = (first, replace(kept, weight=kept.weight + life.weight))
-    return list(found.values())

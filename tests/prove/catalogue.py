@@ -10,6 +10,7 @@ from tests.prove.proof import Finding, Proof, Scope
 
 MODULES = (
     "tests.prove.enumeration",
+    "tests.prove.controllers",
     "tests.prove.policies",
     "tests.prove.layouts",
     "tests.prove.coordinate",

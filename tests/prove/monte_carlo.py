@@ -193,6 +193,7 @@ def _server(pair: TinyPair, layout: Layout) -> AbstractContextManager[str]:
             offline=True,
             threads=1,
             layout=layout.value,
+            k=4,
             max_model_len=32,
             max_requests=256,
             max_batched_tokens=1024,

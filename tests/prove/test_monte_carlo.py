@@ -197,6 +197,7 @@ def url(pair):
         draft_model=str(pair.draft),
         offline=True,
         threads=1,
+        k=4,
         max_model_len=32,
         max_batched_tokens=256,
         block_size=4,

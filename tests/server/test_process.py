@@ -163,6 +163,20 @@ def test_it_listens_before_it_can_answer(assembly, settings, capsys):
     assert capsys.readouterr().out == announced
 
 
+def test_the_server_has_a_wish_for_requests_without_one(assembly, settings):
+    assembly.gate.set()
+    asked = []
+
+    def steps(client, _stopper):
+        until(lambda: ready(client))
+        submit = assembly.engine.submit
+        assembly.engine.submit = lambda requests: (asked.extend(requests), submit(requests))[1]
+        assert complete(client).status_code == 200
+
+    assert visit(settings.model_copy(update={"slo_tpot_ms": 50.0}), steps) == 0
+    assert [request.tpot for request in asked] == [0.05]
+
+
 def test_a_signal_lets_running_requests_end(assembly, settings):
     assembly.gate.set()
 
@@ -236,6 +250,21 @@ def test_the_acceptance_log_is_whole_when_the_server_ends(assembly, settings, tm
     assert records
     rounds = {each["round_id"]: each["committed_token_count"] for each in records}
     assert sum(rounds.values()) == 4
+
+
+def test_the_last_rounds_are_shown_where_that_is_asked_for(assembly, settings):
+    assembly.gate.set()
+
+    def steps(client, _stopper):
+        assert client.get("/debug/rounds").json() == {"size": 2, "rounds": []}
+        until(lambda: ready(client))
+        assert complete(client).status_code == 200
+        rounds = client.get("/debug/rounds").json()["rounds"]
+        assert len(rounds) == 2
+        assert rounds[1]["round_id"] == rounds[0]["round_id"] + 1
+        assert client.get("/debug/rounds?last=1").json()["rounds"] == rounds[1:]
+
+    assert visit(settings.model_copy(update={"debug_rounds": 2}), steps) == 0
 
 
 def test_a_log_that_cannot_be_begun_is_named(assembly, settings, tmp_path):

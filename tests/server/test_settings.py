@@ -1,6 +1,7 @@
 """Settings from flags, environment and file; whatever is wrong is named and stops the start."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -33,6 +34,8 @@ def test_defaults():
     assert (settings.root, settings.names) == ("fencepost-pair", ("fencepost-pair",))
     assert settings.api_key == ()
     assert settings.heartbeat_seconds == 120
+    assert (settings.k, settings.profile_seconds, settings.slo_tpot_ms) == ("auto", 10, None)
+    assert settings.cost_cache == Path.home() / ".cache" / "fencepost"
     assert load_settings({"model": "org/name"}).names == ("org/name",)
 
 
@@ -48,6 +51,13 @@ def test_flags_win_over_variables_and_variables_over_the_file(monkeypatch, file)
 def test_the_variable_names_the_file_too(monkeypatch, file):
     monkeypatch.setenv("FENCEPOST_CONFIG", file("port = 7"))
     assert load_settings({}).port == 7
+
+
+@pytest.mark.parametrize(("k_max", "length"), [("0", 0), ("2", 2), ("4", 4), ("9", 4)])
+def test_auto_keeps_to_the_longest_draft(k_max, length):
+    settings = load_settings({"k_max": k_max})
+    assert (settings.k, settings.draft_length) == ("auto", length)
+    assert settings.longest_draft == int(k_max)
 
 
 def test_lists_sizes_and_choices():
@@ -91,6 +101,12 @@ def test_the_longest_draft(k, k_max, longest):
         ({"k": "33"}, "at most 32 are possible"),
         ({"k_max": "8", "max_batched_tokens": "8"}, "max_batched_tokens=8 at most 7"),
         ({"max_requests": "0"}, "max_requests=0"),
+        ({"profile_seconds": "-1"}, "profile_seconds=-1"),
+        ({"profile_seconds": "601"}, "profile_seconds=601"),
+        ({"profile_seconds": "0"}, "profile_seconds=0: k=auto needs to know what rounds cost"),
+        ({"cost_cache": ""}, "cost_cache=: an empty name"),
+        ({"slo_tpot_ms": "0"}, "slo_tpot_ms=0"),
+        ({"slo_tpot_ms": "inf"}, "slo_tpot_ms=inf"),
         ({"kv_memory": "lots"}, "kv_memory=lots"),
         ({"drain_seconds": "inf"}, "drain_seconds=inf"),
         ({"drain_seconds": "-1"}, "drain_seconds=-1"),
@@ -133,6 +149,27 @@ def test_sizes_of_the_acceptance_log_need_one(monkeypatch, file, tmp_path):
     monkeypatch.setenv("FENCEPOST_ACCEPTANCE_LOG_BYTES", "1MiB")
     with pytest.raises(SettingsError, match="acceptance_log_bytes=1048576: there is no"):
         load_settings({})
+
+
+@pytest.mark.parametrize(
+    ("given", "folder"),
+    [("none", None), ("~/costs", Path.home() / "costs"), ("a/b", Path("a/b"))],
+)
+def test_the_folder_of_costs(given, folder, file):
+    assert load_settings({"cost_cache": given}).cost_cache == folder
+    assert load_settings({"config": file(f'cost_cache = "{given}"')}).cost_cache == folder
+
+
+def test_without_a_home_nothing_is_kept(monkeypatch):
+    def homeless(_):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    assert load_settings({}).cost_cache is None
+
+
+def test_a_fixed_k_needs_no_profile():
+    assert load_settings({"k": "0", "profile_seconds": "0"}).profile_seconds == 0
 
 
 def test_threads_are_set_before_anything_is_loaded(monkeypatch):

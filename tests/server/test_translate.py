@@ -8,7 +8,7 @@ from scheduler.request import ProposerKind, Verifier
 from server.errors import ApiError
 from server.protocol.completions import CompletionBody
 from server.tokenizer import TokenizerService
-from server.translate import Asked, build_requests
+from server.translate import Asked, build_requests, wanted_tpot
 from tests.server.world import (
     CONTEXT,
     ScriptedRunner,
@@ -27,10 +27,10 @@ def serving(**changes):
     return serving_of(engine_over(runner, Sink(), **changes), SERVICE, len(TOKENIZER))
 
 
-def requests(fields, *, prompts=((5, 6),), max_tokens=16, served=None):
+def requests(fields, *, prompts=((5, 6),), max_tokens=16, served=None, **more):
     body = CompletionBody.model_validate({"prompt": "x"} | fields)
     limit = {"max_tokens": max_tokens, "token_field": "max_tokens"}
-    asked = Asked(body=body, prompts=prompts, logprobs=None, **limit)
+    asked = Asked(body=body, prompts=prompts, logprobs=None, **limit, **more)
     return build_requests(asked, served or serving(), frozenset({"code"}), lambda: 12.5)
 
 
@@ -135,6 +135,45 @@ def test_a_missing_seed_is_drawn():
     first, second = (requests({"n": 2}) for _ in range(2))
     assert first[0].sampling.seed == first[1].sampling.seed != second[0].sampling.seed
     assert all(-(2**63) <= r[0].sampling.seed < 2**63 for r in (first, second))
+
+
+def test_who_chose_the_seed_is_told():
+    assert [r.own_seed for r in requests({"n": 2})] == [False, False]
+    assert [r.own_seed for r in requests({"n": 2, "seed": 0})] == [True, True]
+
+
+def test_the_wished_time_of_a_token_reaches_every_choice():
+    assert requests({})[0].tpot is None
+    assert [r.tpot for r in requests({"n": 2}, tpot=0.05)] == [0.05, 0.05]
+
+
+@pytest.mark.parametrize(
+    ("headers", "default", "seconds"),
+    [
+        ({}, None, None),
+        ({}, 0.02, 0.02),
+        ({"x-slo-tpot-ms": "50"}, 0.02, 0.05),
+        ({"x-slo-tpot-ms": " 12.5 "}, None, 0.0125),
+        ({"x-slo-tpot-ms": "1e3"}, None, 1.0),
+        ({"x-slo-tpot-ms": ".5"}, None, 0.0005),
+    ],
+)
+def test_the_wished_time_of_a_token(headers, default, seconds):
+    assert wanted_tpot(headers, default) == seconds
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("", "0", "0.0", "-5", "+5", "nan", "inf", "Infinity", "1e999", "1e-400", "1_0", "5ms"),
+        *("\u0665", ".", "e3", "1" * 100_000 + "x"),
+    ],
+)
+def test_a_wish_that_is_no_positive_number_is_refused_by_name(given):
+    with pytest.raises(ApiError, match="x-slo-tpot-ms") as refused:
+        wanted_tpot({"x-slo-tpot-ms": given}, 0.02)
+    assert (refused.value.problem.status, refused.value.problem.param) == (400, "x-slo-tpot-ms")
+    assert len(refused.value.problem.message) < 120
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def loaded(wrap):
     settings = config()
     runner, _, _ = tabular_runner(settings)
     pair = SimpleNamespace(runner=wrap(runner))
-    return SimpleNamespace(config=settings, pair=pair, tokenizer=Tokens())
+    return SimpleNamespace(config=settings, pair=pair, tokenizer=Tokens(), costs=None)
 
 
 @pytest.mark.anyio

@@ -6,12 +6,16 @@ from scheduler.events import RequestStats
 from scheduler.plan import RoundTimings, TerminalKind
 from scheduler.request import FinishReason, ProposerKind
 from scheduler.stats import (
+    Choice,
     CommitOutcome,
+    Decision,
     FinishedStats,
+    Forecast,
     GroupStats,
     LoadStats,
     Policy,
     PoolStats,
+    Reason,
     SpeculationStats,
     StepStats,
 )
@@ -78,6 +82,25 @@ def step(*groups, **changes):
         load=LOAD,
     )
     return replace(stats, **changes)
+
+
+def decided(*ks, reason=Reason.KEPT, reasons=None, forecast=None):
+    """A decision of these K for the requests 1, 2, ...; all for one reason, or each for its own."""
+    reasons = reasons or [reason] * len(ks)
+    return Decision(
+        choices={
+            n: Choice(k=k, reason=why, accepted=k / 2)
+            for n, (k, why) in enumerate(zip(ks, reasons, strict=True), 1)
+        },
+        forecast=forecast,
+    )
+
+
+def forecast(tokens=6.0, seconds=0.25, plain_tokens=2.0, plain_seconds=0.125):
+    """By default 24 tokens a second where plain decoding gives 16: a gain of 1.5."""
+    return Forecast(
+        tokens=tokens, seconds=seconds, plain_tokens=plain_tokens, plain_seconds=plain_seconds
+    )
 
 
 def ended(reason=FinishReason.STOP, *, speculated=True, prompt_tokens=7, **changes):

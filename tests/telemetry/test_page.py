@@ -11,7 +11,7 @@ from telemetry.metrics import Metrics, new_registry
 from telemetry.page import render
 from telemetry.sink import PrometheusSink
 from tests.telemetry.conftest import Board
-from tests.telemetry.rounds import drafted, ended, plain, step
+from tests.telemetry.rounds import decided, drafted, ended, forecast, plain, step
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -29,7 +29,9 @@ def read(board, accept=""):
 
 def traffic(board):
     """A few rounds and the ends of some requests."""
-    board.sink.step(step(drafted(4, 2), drafted(4, 4), plain(), itl_seconds=((0.02, 8),)))
+    groups = (drafted(4, 2), drafted(4, 4), plain())
+    chosen = decided(4, 4, 0, forecast=forecast())
+    board.sink.step(step(*groups, itl_seconds=((0.02, 8),), decision=chosen, round_seconds=0.5))
     board.sink.finished(ended())
     board.sink.finished(ended(FinishReason.ERROR, first_token=None))
 
@@ -81,6 +83,15 @@ def test_format_follows_the_accept_header(board):
         ("host_syncs_total", 1),
         ("residual_fallbacks_total", 1),
         ("event_loop_lag_seconds_count", 1),
+        ("controller_k_count", 1),
+        ("controller_decisions_total", 10),
+        ("controller_predicted_tokens_total", 1),
+        ("controller_predicted_seconds_total", 1),
+        ("controller_predicted_plain_seconds_total", 1),
+        ("controller_committed_tokens_total", 1),
+        ("controller_round_seconds_total", 1),
+        ("controller_plain_seconds_total", 1),
+        ("controller_goodput_predicted", 1),
     ],
 )
 def test_every_label_set_exists_at_zero_before_traffic(board, name, label_sets):

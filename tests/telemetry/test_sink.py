@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from scheduler.plan import RoundTimings, TerminalKind
 from scheduler.request import FinishReason, ProposerKind
-from scheduler.stats import CommitOutcome, LoadStats, Policy, PoolStats
+from scheduler.stats import CommitOutcome, LoadStats, Policy, PoolStats, Reason
 from tests.telemetry.conftest import Board
-from tests.telemetry.rounds import drafted, ended, plain, step
+from tests.telemetry.rounds import decided, drafted, ended, forecast, plain, step
 
 
 def positions(board, family, **labels):
@@ -275,10 +275,78 @@ def test_reach_identity_and_sums(rounds):
     assert board.total("fencepost_spec_rounds_total") == sum(len(groups) for groups in rounds)
 
 
+def gains(board):
+    """The six sums that stand for the same rounds."""
+    names = ("predicted_tokens", "predicted_seconds", "predicted_plain_seconds")
+    names += ("committed_tokens", "round_seconds", "plain_seconds")
+    return [board.value(f"controller_{name}_total") for name in names]
+
+
+def test_choices_count_by_reason_and_by_k(board):
+    reasons = (Reason.LOAD, Reason.LOAD, Reason.PROBE)
+    board.sink.step(
+        step(drafted(4, 2), plain(), plain(), decision=decided(4, 0, 2, reasons=reasons))
+    )
+    board.sink.step(step(plain(), decision=decided(0)))
+    assert board.value("controller_decisions_total", reason="load") == 2
+    assert board.value("controller_decisions_total", reason="probe") == 1
+    assert board.value("controller_decisions_total", reason="kept") == 1
+    assert board.total("fencepost_controller_decisions_total") == 4
+    assert [board.value("controller_k_bucket", le=f"{k}.0") for k in range(5)] == [2, 2, 3, 3, 4]
+    assert board.value("controller_k_sum") == 6
+
+
+def test_gain_is_worked_out_from_the_forecast_and_the_clock(board):
+    groups = (drafted(4, 3), plain())
+    stats = step(*groups, round_seconds=0.5, decision=decided(4, 0, forecast=forecast()))
+    board.sink.step(stats)
+    # Plain decoding: 0.0625 s a token by the forecast, for 6 expected and 5 published tokens.
+    assert gains(board) == [6, 0.25, 0.375, 5, 0.5, 0.3125]
+    assert board.value("controller_goodput_predicted") == 24
+    board.sink.step(stats)
+    assert gains(board) == [12, 0.5, 0.75, 10, 1, 0.625]
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        (plain(prefilled=3),),
+        (drafted(4, 2), plain(committed=0, terminal=None, prefilled=20)),
+        (drafted(4, 2), plain(outcome=CommitOutcome.ABORTED, committed=0, terminal=None)),
+        (plain(outcome=CommitOutcome.REPLAYED, committed=0, terminal=None),),
+    ],
+)
+def test_rounds_that_say_nothing_of_the_gain_count_as_choices_only(board, groups):
+    chosen = decided(*[2] * len(groups), forecast=forecast())
+    board.sink.step(step(*groups, round_seconds=0.5, decision=chosen))
+    assert gains(board) == [0] * 6
+    assert board.total("fencepost_controller_decisions_total") == len(groups)
+    assert board.value("controller_goodput_predicted") == 24
+
+
+@pytest.mark.parametrize("empty", [forecast(seconds=0.0), forecast(plain_tokens=0.0), None])
+def test_a_forecast_of_nothing_divides_by_nothing(board, empty):
+    board.sink.step(step(plain(), round_seconds=0.5, decision=decided(0, forecast=empty)))
+    assert gains(board) == [0] * 6
+
+
+def test_a_round_without_a_decision_is_none(board):
+    board.sink.step(step(plain(), round_seconds=0.5))
+    assert board.total("fencepost_controller_decisions_total") == 0
+    assert board.value("controller_k_count") == 0
+
+
+def test_the_last_forecast_is_shown_until_there_is_another(board):
+    board.sink.step(step(plain(), decision=decided(0, forecast=forecast(tokens=2.0))))
+    board.sink.step(step(plain(), decision=decided(0)))
+    assert board.value("controller_goodput_predicted") == 8
+
+
 def test_counting_a_round_of_eight_requests_is_cheap(board, record_property):
     """Prints the cost; a limit on time would fail on a busy machine, and no count may grow."""
     groups = [drafted(4, n % 5, policy=policy) for n, policy in enumerate([*Policy, *Policy])]
-    stats = step(*groups, itl_seconds=((0.01, 3),) * 8)
+    chosen = decided(*[4] * 8, forecast=forecast())
+    stats = step(*groups, itl_seconds=((0.01, 3),) * 8, decision=chosen)
     before = len(list(board.registry.collect()))
     seconds = min(timeit.repeat(lambda: board.sink.step(stats), number=200, repeat=5)) / 200
     record_property("microseconds_a_round", round(seconds * 1e6, 1))

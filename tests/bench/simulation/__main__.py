@@ -1,0 +1,77 @@
+"""The command: runs scenarios of the catalogue, prints the table, writes the figures."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+from tests.bench.simulation.catalogue import Scenario, catalogue
+from tests.bench.simulation.measure import EVERY_K, Point, run_arms
+from tests.bench.simulation.table import render
+
+_QUICK = 0.25
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run what was asked for; 2 when no scenario has such a name."""
+    options = _parser().parse_args(arguments)
+    wanted = [each for each in catalogue() if not options.only or options.only in each.name]
+    if not wanted:
+        sys.stderr.write(f"simulation: no scenario is named {options.only}\n")
+        return 2
+    share = _QUICK if options.quick else 1.0
+    jobs = [
+        (scenario.name, concurrency, options.seed, share)
+        for scenario in wanted
+        for concurrency in scenario.concurrencies
+        if not options.at or concurrency in options.at
+    ]
+    with ProcessPoolExecutor(options.workers) as pool:
+        points = list(pool.map(_job, jobs))
+    sys.stdout.write(render(points) + "\n")
+    if options.json is not None:
+        data = [asdict(each) for each in points]
+        options.json.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
+    return 0
+
+
+def run_point(
+    scenario: Scenario,
+    concurrency: int,
+    *,
+    seed: int,
+    share: float = 1.0,
+    fixed: Sequence[int] = EVERY_K,
+) -> Point:
+    """All arms of one scenario at one concurrency, the fixed ones with these K."""
+    world = scenario.world(concurrency, seed=seed, share=share)
+    table = (scenario.believed or scenario.truth).table()
+    arms = run_arms(world, table, scenario.warm, fixed)
+    return Point(scenario=scenario.name, concurrency=concurrency, paced=scenario.paced, arms=arms)
+
+
+def _job(job: tuple[str, int, int, float]) -> Point:
+    name, concurrency, seed, share = job
+    scenario = next(each for each in catalogue() if each.name == name)
+    return run_point(scenario, concurrency, seed=seed, share=share)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench.simulation",
+        description="Runs controllers against virtual engines of known costs and acceptance.",
+    )
+    parser.add_argument("--only", metavar="NAME", help="scenarios whose name contains this")
+    parser.add_argument("--at", type=int, action="append", metavar="N", help="this concurrency")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as data too")
+    parser.add_argument("--quick", action="store_true", help="a quarter of the time of each")
+    parser.add_argument("--seed", type=int, default=1, help="default 1")
+    parser.add_argument("--workers", type=int, default=1, help="processes (default 1)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
