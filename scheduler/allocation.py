@@ -7,8 +7,9 @@ one request as for many, so the deepest step of the winner is then given up as a
 next, to see whether the rest does better.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from scheduler.cost_model import RoundCosts
 
@@ -103,14 +104,10 @@ def best(
     start = _Sum(costs)
     start.take_all(candidates, floors)
     found = _Prefix(start, rate)
-    slots = _ranked(candidates, floors)
-    while slots:
-        tried = _Prefix(start, rate)
-        tried.extend(slots)
-        if tried.score > found.score:
-            found = tried
-        deepest = max((depth for _, depth, _ in tried.slots), default=0)
-        slots = [slot for slot in slots if slot[1] < deepest]
+    for slots in _rankings(candidates, floors, start):
+        for tried in _ever_shallower(start, rate, slots):
+            if tried.score > found.score:
+                found = tried
     lengths = {request: k for request, k in floors.items() if k}
     for _, depth, each in found.slots:
         lengths[each.request] = depth
@@ -158,12 +155,49 @@ class _Prefix:
         return total.tokens - self._rate * total.seconds
 
 
-def _ranked(candidates: Sequence[Candidate], floors: Mapping[int, int]) -> list[_Slot]:
-    """Free slots by falling S, ties to the smaller depth."""
-    slots = [
-        (survival, depth, each)
-        for each in candidates
-        for depth, survival in enumerate(each.survivals, 1)
-        if survival > _WORTHLESS and depth > floors.get(each.request, 0)
-    ]
-    return sorted(slots, key=lambda slot: (-slot[0], slot[1]))
+def _ever_shallower(start: "_Sum", rate: float | None, slots: Sequence[_Slot]) -> Iterator[_Prefix]:
+    """The best prefix, then the best one that does without its deepest step, and so on."""
+    while slots:
+        tried = _Prefix(start, rate)
+        tried.extend(slots)
+        yield tried
+        deepest = max((depth for _, depth, _ in tried.slots), default=0)
+        slots = [slot for slot in slots if slot[1] < deepest]
+
+
+def _rankings(
+    candidates: Sequence[Candidate], floors: Mapping[int, int], start: "_Sum"
+) -> Iterator[list[_Slot]]:
+    """Free slots by falling S. Where some must catch up, once more by what S is worth with that:
+    a long request does not stand before its neighbours. And where there are both kinds, those that
+    need no draft model."""
+    slots = _ranked(candidates, floors)
+    yield slots
+    if any(each.wake and not floors.get(each.request) for each in candidates):
+        yield _ranked(candidates, floors, start.tokens / start.seconds)
+    free = [slot for slot in slots if not slot[2].modelled]
+    if 0 < len(free) < len(slots):
+        yield free
+
+
+def _ranked(
+    candidates: Sequence[Candidate], floors: Mapping[int, int], rate: float = 0.0
+) -> list[_Slot]:
+    """Free slots by falling worth, ties to the smaller depth.
+
+    Worth is S, but no slot of a request is worth more than its first one less what waking the
+    request costs at `rate`.
+    """
+    ranked = []
+    for each in candidates:
+        taken = floors.get(each.request, 0)
+        most = 1.0
+        if not taken and each.survivals:
+            most = each.survivals[0] - rate * each.wake
+        for depth, survival in enumerate(each.survivals[taken:], taken + 1):
+            if survival <= _WORTHLESS:
+                break
+            ranked.append((min(survival, most), depth, (survival, depth, each)))
+    ranked.sort(key=itemgetter(1))
+    ranked.sort(key=itemgetter(0), reverse=True)
+    return [slot for _, _, slot in ranked]

@@ -1,96 +1,30 @@
 """The controller simulator against closed forms and an independent ledger."""
 
-import json
 import math
-import random
 from collections import Counter, defaultdict
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from scheduler.controller import FixedController, fixed
+from scheduler.controller import FixedController
 from scheduler.costs import Curve
 from scheduler.plan import TerminalKind
 from scheduler.speedup import expected_committed
-from scheduler.stats import Choice, Decision, Reason
-from tests.bench.simulation.__main__ import main, run_point
-from tests.bench.simulation.arms import OracleController, best_uniform, expected_rate, extended
-from tests.bench.simulation.catalogue import COSTS, catalogue
-from tests.bench.simulation.engine import Share, VirtualEngine, World, seconds_of
-from tests.bench.simulation.measure import Point, Tally, run_arm
-from tests.bench.simulation.record import outcomes
-from tests.bench.simulation.table import FLOOR, render
+from scheduler.stats import Choice, Reason
+from tests.bench.simulation.arms import extended
+from tests.bench.simulation.catalogue import COSTS
+from tests.bench.simulation.engine import Share, seconds_of
+from tests.bench.simulation.measure import run_arm
 from tests.bench.simulation.traffic import (
     Domain,
     Live,
-    Traffic,
     arrivals,
     make_request,
     steady,
 )
-from tests.bench.simulation.truth import Noise, Truth, bent, line, stairs
-
-TRUTH = Truth(
-    rows=line(10e-3, 1e-3), emitter=2e-3, step=line(3e-3, 0.5e-3), catch_up=0.1e-3, context=0
-)
-QUIET = Noise(spread=0.0, outliers=0.0)
-
-
-def world(*domains, load=4, span=20.0, **more):
-    traffic = {"prompts": (40, 90), "outputs": (50, 120), "stop": 0.004}
-    traffic |= {name: more.pop(name) for name in list(more) if name in Traffic.__slots__}
-    return World(
-        truth=more.pop("truth", TRUTH),
-        traffic=Traffic(domains=domains or (steady(0.7),), load=((0.0, load),), **traffic),
-        noise=more.pop("noise", QUIET),
-        span=span,
-        **more,
-    )
-
-
-class Watched:
-    """Any controller, with what it saw."""
-
-    def __init__(self, inner):
-        self.inner = inner
-        self.views, self.stats, self.ended = [], [], []
-
-    def decide(self, view):
-        self.views.append(view)
-        return self.inner.decide(view)
-
-    def learn(self, stats):
-        self.stats.append(stats)
-        self.inner.learn(stats)
-
-    def forget(self, request):
-        self.ended.append(request)
-        self.inner.forget(request)
-
-
-class Erratic(FixedController):
-    """K by chance, from 0 to beyond every room."""
-
-    def __init__(self, seed):
-        super().__init__(0)
-        self._chance = random.Random(seed)
-
-    def decide(self, view):
-        return fixed(
-            {each.request: self._chance.choice((0, 0, 1, 3, 12)) for each in view.requests}
-        )
-
-
-def ran(where, controller):
-    rounds = []
-    watched = Watched(controller)
-    engine = VirtualEngine(where, watched, rounds.append)
-    if isinstance(controller, OracleController):
-        controller.profile = engine.profile
-    engine.run()
-    return watched, rounds, engine
-
+from tests.bench.simulation.truth import Noise, bent, line, stairs
+from tests.bench.virtual import TRUTH, Erratic, ran, world
 
 # ---- what is committed ---------------------------------------------------------------------------
 
@@ -171,6 +105,8 @@ def test_rows_of_long_contexts_cost_more_and_factors_multiply():
     chunk = share(0, rows=20, emits=False)
     chunk.live.emitted, chunk.live.rows = 0, 40  # its rows see 50 tokens on average
     assert seconds_of(truth, [chunk])[1] == pytest.approx(10e-3 + 19e-3 - 20 * 10e-6)
+    halves = sum(seconds_of(truth, [share(1), share(2)]))  # a mean K of 1.5
+    assert halves == pytest.approx(0.5 * (10e-3 + 4e-3 + 4e-3 + 5 * 40e-6 + 3.5e-3 + 3e-3))
     longer = sum(seconds_of(truth, [share(3), share(1)]))
     plain = 10e-3 + 5e-3 + 4e-3 + 6 * 40e-6 + 3.5e-3 + 2 * 3e-3
     assert longer == pytest.approx(plain * 3.0 * 0.5)
@@ -246,6 +182,11 @@ def test_everything_is_served_once_and_within_the_rows(seed):
         request = make_request(where.traffic, number, seed)
         assert prefilled[number] == request.prompt - 1
         assert committed[number] == request.length
+    ended = [each for stats in watched.stats for each in stats.finished]
+    assert [each.request for each in ended] == watched.ended
+    assert [each.request_stats.completion_tokens for each in ended] == [
+        committed[number] for number in watched.ended
+    ]
     assert max(len(each.shares) for each in rounds) <= 5
     drafts = [s for each in rounds for s in each.shares if s.k]
     assert all(s.k <= s.room for s in drafts)
@@ -323,6 +264,14 @@ def test_load_is_kept_and_ramps():
     assert all(wanted == seen for wanted, seen in counts)
 
 
+def test_those_that_wait_count_as_load():
+    where = world(load=6, prompts=(600, 600), span=6.0)
+    watched, _, _ = ran(where, FixedController(0))
+    assert watched.views[0].load.running == 1
+    assert watched.views[0].load.waiting == 5
+    assert max(view.load.running + view.load.waiting for view in watched.views) == 6
+
+
 def test_arrivals_are_poisson():
     times = arrivals(40.0, 100.0, 5)
     gaps = [later - before for before, later in pairwise(times)]
@@ -338,138 +287,3 @@ def test_an_open_loop_waits_when_nobody_comes():
     busy = sum(each.seconds for each in rounds)
     assert 10 < len(watched.ended) < 60
     assert busy < 0.5 * (rounds[-1].start + rounds[-1].seconds)
-
-
-# ---- arms and figures ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("k", [0, 2, 5])
-def test_the_expected_rate_is_met(k):
-    where = world(prompts=(2, 2), outputs=(900, 900), stop=0.0, span=60.0, noise=QUIET)
-    found = run_arm(where, FixedController(k), "", 0.1).rate
-    profile = (0.7,)
-    expected = expected_rate(TRUTH, {profile: 4}, {profile: k}, 0)
-    assert found == pytest.approx(expected, rel=0.02)
-
-
-def test_the_oracle_takes_the_best_k_of_each_profile():
-    good, bad = (0.9,), (0.05,)
-    chosen = best_uniform(TRUTH, {good: 2, bad: 2}, 8, 0)
-    assert chosen[good] > 1
-    assert chosen[bad] == 0
-    where = world(steady(0.9), steady(0.05), stop=0.0, span=30.0)
-    oracle = run_arm(where, OracleController(TRUTH, 8), "", 0.1).rate
-    best = max(run_arm(where, FixedController(k), "", 0.1).rate for k in range(9))
-    assert oracle > 1.02 * best
-
-
-class Scripted(FixedController):
-    """K by round for all, with reasons."""
-
-    def __init__(self, *script):
-        super().__init__(0)
-        self._script = list(script)
-
-    def decide(self, view):
-        if not any(each.room for each in view.requests) or not self._script:
-            return Decision()
-        k, reason = self._script.pop(0)
-        choices = {each.request: Choice(k=k, reason=reason) for each in view.requests}
-        return Decision(choices=choices)
-
-
-def test_switches_and_probes_are_counted():
-    kept, probe = Reason.KEPT, Reason.PROBE
-    script = [(2, kept), (2, kept), (3, kept), (0, kept), (1, probe), (0, kept), (4, kept)]
-    rounds = []
-    where = world(load=1, outputs=(60, 60), stop=0.0, span=0.4, prompts=(20, 20))
-    VirtualEngine(where, Scripted(*script), rounds.append).run()
-    assert [each.shares[0].k for each in rounds[1:8]] == [2, 2, 3, 0, 1, 0, 4]
-    rounds = rounds[:8]
-    tally = Tally(0.0)
-    for each in rounds:
-        tally.add(each)
-    arm = tally.arm("x")
-    assert (arm.flips, arm.changes) == (2, 3)
-    assert arm.probing == pytest.approx(rounds[5].seconds / arm.seconds)
-    assert arm.idle_draft == pytest.approx(rounds[5].draft_seconds / arm.seconds)
-    assert arm.tokens == sum(each.tokens for each in rounds)
-
-
-def test_the_first_of_the_span_is_not_counted():
-    whole = run_arm(world(), FixedController(0), "", 0.0)
-    part = run_arm(world(), FixedController(0), "", 0.5)
-    assert part.rounds == pytest.approx(whole.rounds / 2, rel=0.05)
-    assert part.rate == pytest.approx(whole.rate, rel=0.05)
-
-
-def test_catalogue_names_are_unique_and_every_world_stands():
-    names = [each.name for each in catalogue()]
-    assert len(names) == len(set(names)) > 40
-    for each in catalogue():
-        for concurrency in each.concurrencies:
-            assert each.world(concurrency, seed=1).span > 0
-
-
-def test_recorded_outcomes_come_from_an_acceptance_log():
-    def place(position, accepted):
-        record = {"record": "position", "request": 3, "policy": "token", "position": position}
-        return json.dumps(record | {"accepted": accepted})
-
-    plain = {"record": "plain", "request": 3, "policy": "token", "position": 20}
-    lines = ['{"record":"header"}', json.dumps(plain), place(21, True), place(22, False)]
-    lines += [place(23, True), place(25, False)]
-    assert outcomes(lines) == {"token": ["110110"]}
-
-
-def test_the_table_names_the_worst():
-    where = world(span=2.0)
-    arms = [run_arm(where, FixedController(k), f"k={k}", 0.0) for k in (0, 2)]
-    auto, oracle = (replace(arms[0], name=name) for name in ("auto", "oracle"))
-    auto = replace(auto, rate=0.5 * arms[0].rate)
-    point = Point(scenario="s", concurrency=4, paced=False, arms=(*arms, auto, oracle))
-    assert point.over("k=0") == pytest.approx(0.5)
-    assert point.best_fixed == "k=2"
-    text = render([point])
-    assert "AGAINST PLAIN DECODING: 1 OF 1 POINTS BELOW 0.97, WORST\n  0.500  s at 4" in text
-
-
-def test_the_command_runs_and_writes(tmp_path, capsys):
-    target = tmp_path / "figures.json"
-    asked = ["--only", "iid-0.9/gpu", "--at", "1", "--quick", "--json", str(target)]
-    assert main(asked) == 0
-    assert "iid-0.9/gpu" in capsys.readouterr().out
-    arms = json.loads(target.read_text("utf-8"))[0]["arms"]
-    assert [arm["name"] for arm in arms] == [*(f"k={k}" for k in range(9)), "auto", "oracle"]
-    assert main(["--only", "no such"]) == 2
-
-
-# ---- the controller ------------------------------------------------------------------------------
-
-# Steady scenarios are measured after the first fifth of the span, the others as a whole.
-STRICT = (
-    *(("iid-0.3/embedded", n) for n in (1, 16)),
-    *(("iid-0.6/embedded", n) for n in (1, 4, 16)),
-    *(("iid-0.9/gpu", n) for n in (1, 8, 32)),
-    *(("dead/embedded", n) for n in (1, 16)),
-    *(("iid-0.6/synthetic", n) for n in (1, 4)),
-    *(("iid-0.85/graphs", n) for n in (2, 16)),
-    *(("iid-0.85/moe", n) for n in (1, 8)),
-    *(("iid-0.85/slow", n) for n in (4, 32)),
-    *(("front/gpu", 4), ("back/embedded", 16), ("mixed/gpu", 8), ("masses-0.6/embedded", 8)),
-    *(("down/embedded", 4), ("up/gpu", 16), ("recovery/gpu", 8), ("ramp/gpu", 32)),
-    *(("wrong-k-dear/embedded", 16), ("wrong-k-cheap/gpu", 8), ("wrong-step/embedded", 4)),
-    *(("prefill-full/gpu", 16), ("long/embedded", 8), ("recorded-token/embedded", 4)),
-)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "concurrency"), STRICT)
-def test_the_controller_is_never_slower(name, concurrency):
-    scenario = next(each for each in catalogue() if each.name == name)
-    point = run_point(scenario, concurrency, seed=1, share=0.8, fixed=(0, 1, 2, 3, 4, 6, 8))
-    auto = next(each for each in point.arms if each.name == "auto")
-    assert point.over(point.best_fixed) >= FLOOR, point.best_fixed
-    assert point.over("k=0") >= FLOOR
-    assert auto.flips <= 2 + auto.rounds // 100
-    assert auto.idle_draft < 0.01

@@ -35,7 +35,9 @@ class Costs:
             rounds=tuple(
                 RoundCurve(
                     emitters=n,
-                    seconds=rising((n * (k + 1), self.round(n * (k + 1))) for k in range(K_MAX + 1)),
+                    seconds=rising(
+                        (n * (k + 1), self.round(n * (k + 1))) for k in range(K_MAX + 1)
+                    ),
                 )
                 for n in numbers
             ),

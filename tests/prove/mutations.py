@@ -5,6 +5,7 @@ Knows which faults there are and what counts as all of them noticed; `planting` 
 
 from collections.abc import Sequence
 
+from tests.prove.faults.controlling import CONTROL
 from tests.prove.faults.drafts import DRAFTS
 from tests.prove.faults.packing import PACKING
 from tests.prove.faults.randomness import RANDOMNESS
@@ -23,6 +24,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *DRAFTS,
     *STATE,
     *SPEEDUPS,
+    *CONTROL,
 )
 
 

@@ -190,6 +190,22 @@ def test_a_deep_step_for_one_is_given_up_as_a_whole():
     assert found.lengths == {0: 1, 1: 1, 2: 1}
 
 
+def test_a_dear_draft_model_does_not_decide_for_drafts_of_the_host():
+    """Its slot stands first, and is not worth its step."""
+    costs = RoundCosts(3, [1.0, 1.02, 1.04, 1.06], [1.0] * 4, [0.0, 0.5, 0.5, 0.5])
+    model = Candidate(request=0, survivals=(0.95,), wake=0.0, modelled=True)
+    host = [Candidate(request=n, survivals=(0.7,), wake=0.0, modelled=False) for n in (1, 2)]
+    assert best([model, *host], {}, costs).lengths == {1: 1, 2: 1}
+
+
+def test_a_long_request_does_not_take_drafting_from_the_others():
+    """It has a whole round to catch up, and its S is a little higher."""
+    costs = RoundCosts(3, [1.0, 1.02, 1.04, 1.06], [1.0] * 4, [0.0, 0.05, 0.05, 0.05])
+    long = Candidate(request=0, survivals=(0.95,), wake=1.0, modelled=True)
+    short = [Candidate(request=n, survivals=(0.9,), wake=0.0, modelled=True) for n in (1, 2)]
+    assert best([long, *short], {}, costs).lengths == {1: 1, 2: 1}
+
+
 # ---- floors, limits, ties ------------------------------------------------------------------------
 
 
@@ -244,7 +260,7 @@ def test_no_k_past_the_survivals_for_any_of_them(survivals, worth, data):
 
 
 def test_equal_choices_give_shorter_drafts():
-    """A slot that earns just what it costs is not taken, and a tie of two goes to the first step."""
+    """What earns just what it costs is not taken, and a tie of two goes to the first step."""
     even = RoundCosts(1, [1.0, 1.5, 2.0], [1.0] * 3, [0.0, 0.0])
     half = Candidate(request=0, survivals=(0.5, 0.5), wake=0.0, modelled=True)
     assert best([half], {}, even).lengths == {}

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.config import PoolConfig
-from scheduler.controller import FixedController
+from scheduler.controller import DraftView, FixedController, LoadView
 from scheduler.costs import CostTable, RoundCurve, rising
 from scheduler.goodput import GoodputController
 from scheduler.plan import DeviceDraft
 from scheduler.request import ProposerKind
-from scheduler.stats import Reason
+from scheduler.stats import Policy, Reason
 from tests.oracles.desk import Paced, desk, outcome, outcomes
 from tests.oracles.rig import (
     BLOCK,
@@ -26,6 +26,7 @@ from tests.oracles.rig import (
     expected,
     request,
 )
+from tests.telemetry.rounds import LOAD, drafted, plain, step
 
 pytestmark = pytest.mark.anyio
 
@@ -125,14 +126,14 @@ async def test_a_crowd_ends_drafting_and_its_end_brings_it_back():
     places = [place for place, (count, _, _) in enumerate(seen) if count == 16]
     before = [k for _, k, _ in seen[2 : places[0]]]
     during = [k for _, k, _ in seen[places[3] : places[-1]]]
-    after = [k for _, k, _ in seen[places[-1] + 20 : -8]]
+    after = [k for _, k, _ in seen[places[-1] + 5 : -8]]
     assert min(before) >= 4
     assert len(during) > 5
     assert sum(during) <= 1
     assert len(after) >= 5
     assert min(after) >= 4
-    for step in d.sink.steps:
-        for group in step.groups:
+    for each in d.sink.steps:
+        for group in each.groups:
             if group.request == 1 and group.speculation is not None:
                 assert group.speculation.accepted == group.speculation.k
 
@@ -149,9 +150,7 @@ async def test_greedy_and_sampled_requests_keep_their_texts():
     kinds = itertools.cycle(
         [{}, {"temperature": 0.8, "verifier": NOISE}, {"proposer": NGRAM}, {"verifier": BLOCK}]
     )
-    asked = [
-        request(n, (n % 16, 3), max_tokens=20 + 7 * n, **next(kinds)) for n in range(1, 13)
-    ]
+    asked = [request(n, (n % 16, 3), max_tokens=20 + 7 * n, **next(kinds)) for n in range(1, 13)]
     others = crowd(4, temperature=0.9, verifier=TOKEN, max_tokens=60)
     async with controlled() as d:
         found = await outcomes(d.ask(*asked, *others))
@@ -179,14 +178,14 @@ async def test_a_fixed_k_binds_its_own_request_only():
 
 async def test_near_a_threshold_drafting_is_not_switched_on_and_off():
     """Where drafting gains about nothing, estimates wander across the threshold all the time."""
-    switches = []
-    for cost in (0.5, 0.55, 0.6, 0.65):
+    switches = []  # a thousand rounds; each start and end of a request is one, for want of room
+    for cost in (0.6, 0.68):
 
         def near(rows, cost=cost):
             return 1.0 + cost / 2 * (rows - 1)
 
         async with controlled(rounds=near, step=cost / 2) as d:
-            for n in range(1, 6):
+            for n in range(1, 3):
                 one = request(n, temperature=0.9, verifier=TOKEN, max_tokens=390)
                 await outcome(d.ask(one)[0])
         aside = (Reason.PROBE, Reason.BASELINE)
@@ -197,8 +196,7 @@ async def test_near_a_threshold_drafting_is_not_switched_on_and_off():
             if found.reason not in aside
         ]
         switches.append(1000 * sum(a != b for a, b in itertools.pairwise(on)) / len(on))
-    print(switches)
-    assert max(switches) <= 60
+    assert max(switches) <= 20
 
 
 async def test_a_request_with_much_to_catch_up_takes_no_drafts_from_its_neighbours():
@@ -213,8 +211,94 @@ async def test_a_request_with_much_to_catch_up_takes_no_drafts_from_its_neighbou
         for step in d.sink.steps
         if {1, 2} <= step.decision.choices.keys()
     ]
-    assert together[0][0] == 0
-    assert all(k == 4 for _, k in together)
+    assert together[1:4] == [(0, 4)] * 3
+    assert all(k == 4 for _, k in together[1:])
+
+
+# --- dozing --------------------------------------------------------------------------------------
+
+
+def looked_at(count):
+    """A round of requests that decode."""
+    views = (
+        DraftView(
+            request=n,
+            asked=None,
+            room=K_MAX,
+            policy=Policy.TOKEN,
+            proposer=ProposerKind.DRAFT_MODEL,
+            lag=40,
+            context=48,
+            emitted=40,
+            left=200,
+        )
+        for n in range(count)
+    )
+    return LoadView(requests=tuple(views), rows=count, prefill_rows=0, load=LOAD)
+
+
+def test_a_doze_ends_although_the_load_stays():
+    """A decision without a thought has no forecast."""
+    controller = GoodputController(profile(), K_MAX)
+    asleep = [controller.decide(looked_at(16)).forecast is None for _ in range(60)]
+    runs = [len(list(run)) for dozing, run in itertools.groupby(asleep) if dozing]
+    assert len(runs) > 5
+    assert max(runs) <= 5
+
+
+def test_a_fallen_load_ends_a_doze_at_once():
+    controller = GoodputController(profile(), K_MAX)
+    while controller.decide(looked_at(16)).forecast is not None:
+        pass
+    found = controller.decide(looked_at(1))
+    assert found.forecast is not None
+    assert found.k(0) > 0
+
+
+# --- one seed ------------------------------------------------------------------------------------
+
+
+async def test_requests_with_one_seed_are_not_drafted_for_but_their_neighbours_are():
+    warm = {"temperature": 0.9, "verifier": TOKEN, "max_tokens": 40, "own_seed": True}
+    noisy = {**warm, "verifier": NOISE}
+    async with controlled() as d:
+        await outcomes(
+            d.ask(
+                request(1, seed=7, **warm),
+                request(2, seed=7, **warm),
+                request(3, seed=8, **warm),
+                request(4, seed=8, **noisy),
+                request(5, seed=7, k=2, **warm),
+            )
+        )
+    for number in (1, 2):
+        assert all(k == 0 for _, k, _ in chosen(d, number))
+        assert Reason.SHARED_SEED in {why for _, _, why in chosen(d, number)}
+    assert any(k for _, k, _ in chosen(d, 4))
+    assert {why for _, _, why in chosen(d, 5)} == {Reason.FIXED}
+    assert any(k == 2 for _, k, _ in chosen(d, 5))
+
+
+# --- probing -------------------------------------------------------------------------------------
+
+
+def test_probes_cost_a_small_share_of_the_time():
+    """Nothing is ever accepted; a draft costs half of a round."""
+    controller = GoodputController(profile(lambda rows: 1.0 + 0.25 * (rows - 1), 0.25), K_MAX)
+    spent, total, probes = 0.0, 0.0, 0
+    for number in range(1500):
+        choice = controller.decide(looked_at(1)).choices[0]
+        if number > 100 and choice.k:
+            assert choice.reason is Reason.PROBE
+            spent += 0.5 * choice.k
+            probes += 1
+        seconds = 1.0 + 0.5 * choice.k
+        total += seconds
+        group = drafted(choice.k, 0, mass=0.0, request=0) if choice.k else plain(request=0)
+        rows = {"target_rows": 1 + choice.k, "draft_rows": choice.k}
+        controller.learn(step(group, round_seconds=seconds, **rows))
+    assert probes >= 3
+    assert spent <= 0.006 * total
 
 
 # --- decisions and plans -------------------------------------------------------------------------

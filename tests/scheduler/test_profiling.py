@@ -145,21 +145,14 @@ def test_steepness_is_taken_from_rounds_of_more_requests():
 
     class Bent(Machine):
         def plain(self, requests, rows, context):
-            return self.round + 0.001 * max(rows - 18, 0)
+            return self.round + 0.001 * max(rows - 16, 0)
 
-    assert profile(Bent()).round(1, 72, 129) == pytest.approx(0.004 + 0.054)
+    assert profile(Bent()).round(1, 72, 129) == pytest.approx(0.004 + 0.056)
 
 
 def test_a_second_run_is_enough_to_forget_the_first(monkeypatch):
     monkeypatch.setattr(profiling, "_SAMPLES", 2)
     assert same(profile(Machine(first=0.5)), TABLE)
-
-
-def test_a_larger_shape_bounds_what_a_smaller_one_may_take():
-    """Where a round costs the same whatever is in it, no shape is expected to cost more."""
-    flat = Machine(round=0.3, request=0.0, row=0.0, row_key=0.0, step=0.01, step_row=0.0)
-    profile(flat, seconds=6.0)
-    assert 5.6 < flat.now <= 6.0
 
 
 def test_first_runs_and_outliers_do_not_count():
@@ -218,7 +211,8 @@ def test_a_few_shapes_are_always_measured():
 )
 @settings(max_examples=20, deadline=None)
 def test_the_time_is_kept(seconds, round, row, step):  # noqa: A002
-    """No round that is expected to end too late is begun; what always runs may take longer."""
+    """No round that is expected to end too late is begun; what always runs may take longer, and
+    so may one round of which too little was expected."""
     machine = Machine(round=round, row=row, step=step, step_row=row / 8, row_key=0, step_key=0)
     profile(machine, seconds=seconds)
     always = sum(
@@ -229,7 +223,8 @@ def test_the_time_is_kept(seconds, round, row, step):  # noqa: A002
             machine.plain(64, 64, 129),
         ]
     )
-    assert machine.now <= max(seconds, always) + 1e-9
+    dearest = machine.plain(64, 512, 129) + 3 * machine.drafting(64, 129)
+    assert machine.now <= max(seconds, always) + dearest
 
 
 def test_a_slow_machine_measures_what_it_can():

@@ -90,6 +90,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TOKENS",
         help=f"but never before these; one step of a ramp (default {start.least})",
     )
+    _add_settings(parser)
+    return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    """Flags that leave the number of runs alone."""
+    start, add = Options(), parser.add_argument
     add("--temperature", type=temperature, help=f"default {start.temperature:g}")
     add(
         "--verifier",
@@ -103,7 +110,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--json", type=Path, metavar="FILE", help="write the figures as data too")
     add("--plot", type=Path, metavar="FILE.png", help="draw them")
     add("--quick", action="store_true", help="a smoke run; its figures mean little")
-    return parser
 
 
 def _lengths(text: str) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Who chooses K in a simulation: fixed K, the goodput controller, and an oracle that knows all."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import product
 
 from scheduler.controller import LoadView, fixed
@@ -55,7 +55,7 @@ def best_uniform(
     """K by profile with the most tokens a second in rounds of decoding alone."""
     profiles = sorted(counts)
     lengths = range(k_max + 1)
-    tried = product(lengths, repeat=len(profiles))
+    tried: Iterable[tuple[int, ...]] = product(lengths, repeat=len(profiles))
     if len(profiles) > 2:
         tried = ((k,) * len(profiles) for k in lengths)
     choices = (dict(zip(profiles, each, strict=True)) for each in tried)

@@ -171,12 +171,13 @@ def _loads() -> list[Scenario]:
         found.append(replace(start, traffic=traffic, whole=True, concurrencies=(32,)))
     for costs in ("embedded", "gpu"):
         heavy = Traffic(domains=(steady(0.7),), prompts=(256, 1024), outputs=(32, 96))
-        full = _steady("prefill-full", (), costs, traffic=heavy, pressure=2.0, longer=1.5)
+        full = _steady("prefill-full", (), costs, traffic=heavy, pressure=2.0, longer=5.0)
         found.append(replace(full, concurrencies=(4, 16, 32)))
-        half = _steady("prefill-half", (), costs, traffic=heavy, pressure=0.6, longer=1.5)
+        half = _steady("prefill-half", (), costs, traffic=heavy, pressure=0.6, longer=5.0)
         found.append(replace(half, concurrencies=(4, 16, 32), paced=True))
         long = Traffic(domains=(steady(0.75),), long_every=1)
-        found.append(_steady("long", (), costs, traffic=long, concurrencies=(4, 8, 16)))
+        one = _steady("long", (), costs, traffic=long, concurrencies=(4, 8, 16))
+        found.append(replace(one, longer=5.0))
     return found
 
 

@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from scheduler.controller import Controller, DraftView, LoadView
+from scheduler.events import RequestStats
 from scheduler.plan import RoundTimings, TerminalKind
-from scheduler.request import ProposerKind
+from scheduler.request import FinishReason, ProposerKind
 from scheduler.stats import (
     CommitOutcome,
     Decision,
+    FinishedStats,
     GroupStats,
     LoadStats,
     Policy,
@@ -158,17 +160,11 @@ class VirtualEngine:
 
     def _decide(self, shares: Sequence[Share]) -> Decision:
         emitting = [share for share in shares if share.emits]
-        load = LoadStats(
-            running=len(self.running),
-            waiting=len(self._waiting),
-            target_pool=_POOL,
-            draft_pool=_POOL,
-        )
         view = LoadView(
             requests=tuple(map(self._view, emitting)),
             rows=sum(share.rows for share in shares),
             prefill_rows=sum(share.rows - share.emits for share in shares),
-            load=load,
+            load=self._load(),
         )
         decision = self._controller.decide(view)
         budget = _ROWS - view.rows
@@ -177,6 +173,14 @@ class VirtualEngine:
             budget -= share.k
         self._catch_up(emitting)
         return _as_planned(decision, emitting)
+
+    def _load(self) -> LoadStats:
+        return LoadStats(
+            running=len(self.running),
+            waiting=len(self._waiting),
+            target_pool=_POOL,
+            draft_pool=_POOL,
+        )
 
     def _view(self, share: Share) -> DraftView:
         live = share.live
@@ -225,7 +229,7 @@ class VirtualEngine:
         for live in finished:
             del self.running[live.number]
             self._controller.forget(live.number)
-        self._report(groups, shares, (draft, target), decision)
+        self._report(groups, (shares, finished), (draft, target), decision)
         self._watch(
             Round(
                 start=start,
@@ -295,24 +299,19 @@ class VirtualEngine:
     def _report(
         self,
         groups: Sequence[GroupStats],
-        shares: Sequence[Share],
+        done: tuple[Sequence[Share], Sequence[Live]],
         seconds: tuple[float, float],
         decision: Decision,
     ) -> None:
+        shares, finished = done
         factor = self._world.noise.factor(self._chance)
         draft, target = (factor * each for each in seconds)
         self._rounds += 1
         rows = sum(share.rows + share.k for share in shares)
-        load = LoadStats(
-            running=len(self.running),
-            waiting=len(self._waiting),
-            target_pool=_POOL,
-            draft_pool=_POOL,
-        )
         stats = StepStats(
             round_id=self._rounds,
             groups=tuple(groups),
-            finished=(),
+            finished=tuple(_finished(live, self.now) for live in finished),
             timings=RoundTimings(draft=draft, verify=target, decide=0.0, forward=draft + target),
             round_seconds=draft + target,
             schedule_seconds=0.0,
@@ -323,7 +322,7 @@ class VirtualEngine:
             host_syncs=0,
             residual_fallbacks=0,
             preemptions=0,
-            load=load,
+            load=self._load(),
             decision=decision,
         )
         self._controller.learn(stats)
@@ -346,6 +345,29 @@ def seconds_of(truth: Truth, shares: Sequence[Share]) -> tuple[float, float]:
     extra = sum(share.extra + share.chunk for share in shares)
     factor = truth.factor(emitters, drafts)
     return factor * truth.draft(steps, extra), factor * truth.target(emitters, rows, keys)
+
+
+def _finished(live: Live, now: float) -> FinishedStats:
+    stop = live.length < live.budget
+    return FinishedStats(
+        request=live.number,
+        reason=FinishReason.STOP if stop else FinishReason.LENGTH,
+        speculated=live.draft_rows > 0,
+        prompt_tokens=live.prompt,
+        request_stats=RequestStats(
+            steps=0,
+            drafted=0,
+            accepted=0,
+            histogram=(),
+            rounds=0,
+            completion_tokens=live.emitted,
+            cached_tokens=0,
+            arrival=0.0,
+            admitted=0.0,
+            first_token=live.first,
+            finished=now,
+        ),
+    )
 
 
 def _cached(share: Share) -> int:

@@ -98,11 +98,9 @@ class Tally:
         self._pace(done)
 
     def _drafts_at_will(self, done: Round, probed: set[int]) -> bool:
-        """Whether any drafts that a probe did not ask for; one that is probed deeper counts too."""
-        return any(
-            share.k and (share.live.number not in probed or self._last.get(share.live.number))
-            for share in done.shares
-        )
+        """Whether any drafts that a probe did not ask for, or would if none were probed deeper."""
+        free = any(share.k and share.live.number not in probed for share in done.shares)
+        return free or bool(probed and self._drafting)
 
     def _pace(self, done: Round) -> None:
         for live in done.finished:
@@ -112,7 +110,7 @@ class Tally:
 
     def _switches(self, done: Round, probed: set[int]) -> tuple[int, int]:
         seen = [s for s in done.shares if s.emits and s.room and s.live.number not in probed]
-        if probed or not seen:
+        if not seen:
             return 0, 0
         flips = 0
         if all(share.rows == 1 for share in done.shares):

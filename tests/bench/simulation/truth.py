@@ -11,6 +11,9 @@ from scheduler.costs import CostTable, Curve, RoundCurve
 _TABLE_EMITTERS = (1, 2, 4, 8, 16, 32, 64)
 _MOST_ROWS = 4096
 
+Steps = tuple[tuple[float, float], ...]
+"""Factors, each from a count on."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
@@ -28,8 +31,8 @@ class Truth:
     catch_up: float = 0.0
     context: int = 200
     row_key: float = 0.0
-    by_k: tuple[tuple[int, float], ...] = ()
-    by_n: tuple[tuple[int, float], ...] = ()
+    by_k: Steps = ()
+    by_n: Steps = ()
 
     def target(self, emitters: int, rows: int, keys: float = 0.0) -> float:
         """The round but its draft; `keys` is the sum over rows of the context beyond nominal."""
@@ -68,8 +71,8 @@ class Truth:
     def with_factors(
         self,
         *,
-        by_k: tuple[tuple[int, float], ...] = (),
-        by_n: tuple[tuple[int, float], ...] = (),
+        by_k: Steps = (),
+        by_n: Steps = (),
     ) -> "Truth":
         """The same curves, wrong by these factors."""
         return replace(self, by_k=by_k, by_n=by_n)
@@ -117,7 +120,7 @@ def _raised(curve: Curve, seconds: float) -> Curve:
     return Curve(points=tuple((count, each + seconds) for count, each in curve.points))
 
 
-def _at(points: tuple[tuple[int, float], ...], value: float) -> float:
+def _at(points: Steps, value: float) -> float:
     found = 1.0
     for start, factor in points:
         if value >= start:

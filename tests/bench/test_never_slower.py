@@ -1,0 +1,43 @@
+"""The goodput controller in the simulator: never slower than a fixed K or plain decoding.
+
+The bar is 0.97 of the best fixed K and of K = 0, at every point of a part of the catalogue.
+"""
+
+import pytest
+
+from tests.bench.simulation.__main__ import run_point
+from tests.bench.simulation.catalogue import catalogue
+from tests.bench.simulation.table import FLOOR
+
+# Steady scenarios are measured after the first fifth of the span, the others as a whole.
+STRICT = (
+    *(("iid-0.3/embedded", n) for n in (1, 16)),
+    *(("iid-0.6/embedded", n) for n in (1, 16, 32)),
+    *(("iid-0.9/gpu", n) for n in (1, 8, 32)),
+    *(("dead/embedded", n) for n in (1, 16)),
+    *(("iid-0.6/synthetic", n) for n in (1, 4)),
+    *(("iid-0.85/graphs", n) for n in (2, 16)),
+    *(("iid-0.85/moe", n) for n in (1, 8)),
+    *(("iid-0.85/slow", n) for n in (4, 32)),
+    *(("front/gpu", 4), ("back/embedded", 16), ("mixed/gpu", 8), ("masses-0.6/embedded", 8)),
+    *(("down/embedded", 4), ("up/gpu", 16), ("recovery/gpu", 16), ("ramp/gpu", 32)),
+    *(
+        ("wrong-k-dear/embedded", 16),
+        ("wrong-n/embedded", 32),
+        ("wrong-k-cheap/gpu", 8),
+        ("wrong-step/embedded", 2),
+    ),
+    *(("prefill-full/gpu", 16), ("long/embedded", 8), ("recorded-token/embedded", 4)),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "concurrency"), STRICT)
+def test_the_controller_is_never_slower(name, concurrency):
+    scenario = next(each for each in catalogue() if each.name == name)
+    point = run_point(scenario, concurrency, seed=1, share=0.8, fixed=(0, 1, 2, 3, 4, 6, 8))
+    auto = next(each for each in point.arms if each.name == "auto")
+    assert point.over(point.best_fixed) >= FLOOR, point.best_fixed
+    assert point.over("k=0") >= FLOOR
+    assert auto.flips <= 2 + auto.rounds // 40
+    assert auto.idle_draft < 0.01
