@@ -23,7 +23,12 @@ _POOL_WEIGHT = 20.0
 """Observations that the pool counts for beside a request's own."""
 _POOL_WINDOW = 300.0
 _OWN_WINDOW = 64.0
-"""Observations of a position after which an old one counts 1/e."""
+"""Observations of a position after which an old one counts 1/e,"""
+_IDLE_WINDOW = 400.0
+"""and rounds that show nothing of its kind: what was true once may have changed."""
+
+
+_IDLE = 1.0 - 1.0 / _IDLE_WINDOW
 
 
 class Tally:
@@ -33,6 +38,11 @@ class Tally:
         self._kept = 1.0 - 1.0 / window
         self.mass = [0.0] * positions
         self.base = [0.0] * positions
+
+    def fade(self) -> None:
+        """A round went by that showed nothing."""
+        self.mass = [_IDLE * mass for mass in self.mass]
+        self.base = [_IDLE * base for base in self.base]
 
     def add(self, speculation: SpeculationStats) -> None:
         """Take in one round's reached positions."""
@@ -74,15 +84,21 @@ class AcceptanceBook:
         self._own.pop(request, None)
 
     def learn(self, groups: Sequence[GroupStats]) -> None:
-        """Take in a round."""
+        """Take in a round. A pool that it taught nothing fades a little."""
+        taught = set()
         for group in groups:
             own = self._own.get(group.request)
             if group.speculation is None or own is None:
                 continue
             own.tally.add(group.speculation)
             if own.teaches:
-                self._pool((group.proposer, group.policy)).add(group.speculation)
-                self._pooled.pop((group.proposer, group.policy), None)
+                kind = (group.proposer, group.policy)
+                self._pool(kind).add(group.speculation)
+                taught.add(kind)
+        for kind, pool in self._pools.items():
+            if kind not in taught:
+                pool.fade()
+        self._pooled.clear()
 
     def survivals(self, request: int, kind: Kind, room: int) -> tuple[float, ...]:
         """S_1 .. S_room: the chance that so many drafts of `request` are accepted."""

@@ -19,12 +19,14 @@ _WORTHLESS = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A request that may draft. `survivals` are S_1 .. S_room. `wake` are seconds charged when it
-    drafts at all; `modelled` says that its drafts are steps of the draft model."""
+    """A request that may draft. `survivals` are S_1 .. S_room; `modelled` says that its drafts are
+    steps of the draft model. Catching up is charged to it when it drafts at all: `again` seconds
+    a round, and `wake` for each token that it is expected to commit."""
 
     request: int
     survivals: tuple[float, ...]
-    wake: float
+    again: float = 0.0
+    wake: float = 0.0
     modelled: bool
 
 
@@ -66,8 +68,9 @@ class _Sum:
             count = self.steps[depth]
             self.drafting += self.costs.step[count + 1] - self.costs.step[count]
             self.steps[depth] = count + 1
+            self.drafting += candidate.wake * candidate.survivals[depth - 1]
             if depth == 1:
-                self.drafting += candidate.wake
+                self.drafting += candidate.again + candidate.wake
 
     def take_all(self, candidates: Iterable[Candidate], lengths: Mapping[int, int]) -> None:
         """Add the first slots of every candidate."""
@@ -139,9 +142,9 @@ class _Prefix:
             if each.modelled:
                 count = counts[depth]
                 counts[depth] = count + 1
-                drafting += step[count + 1] - step[count]
+                drafting += step[count + 1] - step[count] + each.wake * survival
                 if depth == 1:
-                    drafting += each.wake
+                    drafting += each.again + each.wake
             seconds = (verify[drafts] + drafting) * relative[drafts]
             score = tokens / seconds if rate is None else tokens - rate * seconds
             if score > best:
@@ -173,7 +176,7 @@ def _rankings(
     need no draft model."""
     slots = _ranked(candidates, floors)
     yield slots
-    if any(each.wake and not floors.get(each.request) for each in candidates):
+    if any((each.wake or each.again) and not floors.get(each.request) for each in candidates):
         yield _ranked(candidates, floors, start.tokens / start.seconds)
     free = [slot for slot in slots if not slot[2].modelled]
     if 0 < len(free) < len(slots):
@@ -193,7 +196,8 @@ def _ranked(
         taken = floors.get(each.request, 0)
         most = 1.0
         if not taken and each.survivals:
-            most = each.survivals[0] - rate * each.wake
+            first = each.survivals[0]
+            most = first - rate * (each.again + each.wake * (1.0 + first))
         for depth, survival in enumerate(each.survivals[taken:], taken + 1):
             if survival <= _WORTHLESS:
                 break

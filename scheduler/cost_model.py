@@ -15,8 +15,9 @@ from scheduler.costs import CostTable
 from scheduler.request import ProposerKind
 from scheduler.stats import CommitOutcome, GroupStats, StepStats
 
-_SPEED_ROUNDS = 31
-_CELL_ROUNDS = 15
+_SPEED_ROUNDS = 7
+_CELL_ROUNDS = 31
+"""Much more than for the speed: a slow spell must show in the speed before it shows in a cell."""
 _TRUSTED = 3
 _MOST = 3.0
 """A relative factor beyond this, or under its inverse, is a disturbance and no cost."""

@@ -46,6 +46,7 @@ class Drafts:
         self, book: Book, controller: Controller, proposers: Mapping[ProposerKind, Proposer]
     ) -> None:
         self.decision = Decision()
+        self._wanted = self.decision
         self._book = book
         self._config = book.config
         self._controller = controller
@@ -61,14 +62,14 @@ class Drafts:
         """About how many drafts the request will have in the coming round."""
         asked = share.entry.request.speculation.k
         if asked is None:
-            last = self.decision.choices.get(share.request)
+            last = self._wanted.choices.get(share.request)
             asked = self._config.k if last is None else last.k
         return min(asked, self._room(share))
 
     def choose(self, shares: Sequence[Share]) -> dict[int, HostDraft | DeviceDraft]:
         """What each request drafts, within the row budget."""
         emitters = [share for share in shares if share.emits]
-        decision = self._controller.decide(self._view(shares, emitters))
+        decision = self._wanted = self._controller.decide(self._view(shares, emitters))
         budget = self._config.max_batched_tokens - sum(share.rows for share in shares)
         draft_rows = self._config.max_batched_tokens
         drafts: dict[int, HostDraft | DeviceDraft] = {}

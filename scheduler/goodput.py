@@ -20,10 +20,10 @@ _KEEP = 0.01
 """A choice stands unless another one is better by this share,"""
 _KEEP_PLAIN = 0.02
 """and plain decoding unless drafting is better by this one."""
-_OUTPUT = 64.0
+_OUTPUT = 128.0
 """Tokens of an output before any has ended,"""
-_OUTPUT_SHARE = 1.0 / 32.0
-"""and what each that ends counts for in their mean."""
+_OUTPUTS = 32
+"""and how many of those that ended their mean is over, about."""
 _FLOOR_PASSES = 4
 _AWAKE_ROUNDS = 8
 """Plain rounds in a row after which only every few rounds are thought about."""
@@ -55,6 +55,8 @@ class GoodputController:
         self._plain_rounds = 0
         self._doze = 0
         self._output = _OUTPUT
+        self._outputs = 1
+        self._ended: set[int] = set()
 
     def decide(self, view: LoadView) -> Decision:
         """K for each request of the view, with what is expected of it."""
@@ -67,6 +69,8 @@ class GoodputController:
         chosen = best(now.candidates, floors, now.costs, price)
         rate = chosen.rate if price is None else price
         chosen = self._kept(now, chosen, floors, rate)
+        if self._breaks_wishes(now, chosen):  # what was filled in beside the floors made it long
+            chosen = priced(now.candidates, floors, now.costs)
         reasons = {each: self._reason(each, chosen.lengths, floors, view) for each in now.at_will}
         self._last = {
             each: chosen.lengths.get(each, 0) for each, seen in now.at_will.items() if seen.room
@@ -79,8 +83,9 @@ class GoodputController:
             costs=now.costs,
             rate=rate,
         )
-        seen = not view.prefill_rows and floors == now.fixed
-        probe = self._prober.probe(plan, chosen, plain_allowed=seen)
+        probe = None
+        if not view.prefill_rows:
+            probe = self._prober.probe(plan, chosen, at_liberty=floors == now.fixed)
         if probe is not None:
             reasons |= dict.fromkeys(probe.lengths, probe.reason)
             lengths = {**chosen.lengths, **probe.lengths}
@@ -95,11 +100,15 @@ class GoodputController:
         self._prober.learn(stats)
         for each in stats.finished:
             tokens = each.request_stats.completion_tokens
-            self._output += _OUTPUT_SHARE * (tokens - self._output)
+            self._outputs = min(self._outputs + 1, _OUTPUTS)
+            self._output += (tokens - self._output) / self._outputs
+        for request in self._ended:
+            self._book.forget(request)
+        self._ended.clear()
 
     def forget(self, request: int) -> None:
-        """The request ended."""
-        self._book.forget(request)
+        """The request ended; its last round is still to be learnt from."""
+        self._ended.add(request)
 
     def _dozes(self, view: LoadView) -> bool:
         """Whether to decode plainly without a thought, as in the rounds before: where drafts do not
@@ -138,25 +147,24 @@ class GoodputController:
         room = view.room if fixed is None else fixed
         survivals = self._book.survivals(view.request, (view.proposer, view.policy), room)
         modelled = view.proposer is ProposerKind.DRAFT_MODEL
+        again, wake = self._catching_up(view) if modelled else (0.0, 0.0)
         return Candidate(
-            request=view.request,
-            survivals=survivals,
-            wake=self._wake(view, survivals) if modelled else 0.0,
-            modelled=modelled,
+            request=view.request, survivals=survivals, again=again, wake=wake, modelled=modelled
         )
 
-    def _wake(self, view: DraftView, survivals: Sequence[float]) -> float:
-        """Seconds of catching up that one round is charged. A lag of one token comes again and
-        again. A longer one comes once, and is spread over the request's whole output: by what is
-        left of it, requests that are half over would keep a load from drafting that gains by it.
+    def _catching_up(self, view: DraftView) -> tuple[float, float]:
+        """Seconds of catching up that are charged for each round, and for each token.
+
+        A lag of one token comes again and again. A longer one comes once, and is spread over the
+        request's whole output: by what is left of it, requests that are half over would keep a load
+        from drafting that gains by it.
         """
         often = min(view.lag, 1)
-        seconds = self._model.catch_up(often)
-        if view.lag > often:
-            output = view.emitted + max(min(view.left, self._output), 1.0)
-            share = min((1.0 + sum(survivals[:2])) / output, 1.0)
-            seconds += share * (self._model.catch_up(view.lag) - seconds)
-        return seconds
+        again = self._model.catch_up(often)
+        if view.lag == often:
+            return again, 0.0
+        output = view.emitted + max(min(view.left, self._output), 1.0)
+        return again, (self._model.catch_up(view.lag) - again) / output
 
     def _priced_round(self, view: LoadView) -> tuple[_Round, float | None]:
         """The round, and the price of time in it when it prefills: tokens a second once all that
@@ -173,7 +181,9 @@ class GoodputController:
             return now, price
         lags = {each.request: each.lag for each in view.requests}
         candidates = [
-            replace(each, wake=self._model.catch_up(lags[each.request])) if each.wake else each
+            replace(each, again=self._model.catch_up(lags[each.request]), wake=0.0)
+            if each.wake
+            else each
             for each in now.candidates
         ]
         return replace(now, candidates=candidates), price
@@ -216,6 +226,18 @@ class GoodputController:
                 break
             floors |= wanted
         return floors
+
+    def _breaks_wishes(self, now: _Round, chosen: Allocation) -> bool:
+        """Whether a wish that has a floor is not met in the round as chosen."""
+        survivals = {each.request: each.survivals for each in now.candidates}
+        seconds = chosen.seconds * self._model.speed
+        for request, view in now.at_will.items():
+            k = chosen.lengths.get(request, 0)
+            if view.tpot is not None and view.room:
+                able = 1.0 + sum(survivals[request]) >= seconds / view.tpot
+                if (k or able) and 1.0 + sum(survivals[request][:k]) < seconds / view.tpot:
+                    return True
+        return False
 
     def _kept(
         self, now: _Round, chosen: Allocation, floors: Mapping[int, int], rate: float

@@ -16,11 +16,13 @@ from scheduler.stats import Reason, StepStats
 
 _SHARE = 0.005
 """Of all time, spent on probes at most."""
-_SAVED_ROUNDS = 4.0
+_SAVED_ROUNDS = 16.0
 """So many rounds' time is the most that is saved up for one."""
 _KNOWN = 30.0
 """Observations of a position after which the next one is looked at."""
-_PLAIN_EVERY = 256
+_OTHER_EVERY = 256
+"""Rounds of drafting after which a plain one is due, and the other way round."""
+_DEEPEST = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,52 +51,73 @@ class Prober:
         self._book, self._model = book, model
         self._credit = 0.0
         self._drafted: dict[int, int] = {}
+        self._plain: dict[int, int] = {}
         self._turn = 0
 
     def learn(self, stats: StepStats) -> None:
-        """Count the rounds since the last plain one at each load."""
+        """Count at each load the rounds since the last plain one, and since the last other one."""
         emitters = sum(group.terminal is not None for group in stats.groups)
         drafted = any(group.speculation is not None for group in stats.groups)
         load = emitters.bit_length()
-        self._drafted[load] = self._drafted.get(load, 0) + 1 if drafted else 0
+        mine, other = (self._drafted, self._plain) if drafted else (self._plain, self._drafted)
+        mine[load] = mine.get(load, 0) + 1
+        other[load] = 0
 
-    def probe(self, plan: Plan, chosen: Allocation, *, plain_allowed: bool) -> Probe | None:
-        """A change to the plan, when one is due and within the budget."""
+    def probe(self, plan: Plan, chosen: Allocation, *, at_liberty: bool) -> Probe | None:
+        """A change to the plan, when one is due and within the budget.
+
+        `at_liberty`: nobody has a wish that a round of another K would break.
+        """
         saved = self._credit + _SHARE * chosen.seconds
         self._credit = min(saved, _SAVED_ROUNDS * chosen.seconds)
-        drafting = any(plan.lengths.get(each) for each in plan.at_will)
-        if drafting and plain_allowed and self._plain_is_due(plan.costs.emitters):
-            found = self._plain(plan, chosen)
+        load = plan.costs.emitters.bit_length()
+        if any(plan.lengths.get(each) for each in plan.at_will):
+            drafted = self._drafted.get(load, 0)
+            due = drafted >= _OTHER_EVERY or not self._model.trusts_plain(plan.costs.emitters)
+            if at_liberty and due:  # and until it can be paid nothing else is looked at
+                return self._everybody(plan, chosen, 0)
+        elif at_liberty and self._plain.get(load, 0) >= _OTHER_EVERY and self._hopeful(plan):
+            found = self._everybody(plan, chosen, 1)
             if found is not None:
                 return found
         return self._deeper(plan, chosen)
 
-    def _plain_is_due(self, emitters: int) -> bool:
-        rounds = self._drafted.get(emitters.bit_length(), 0)
-        return rounds >= _PLAIN_EVERY or not self._model.trusts_plain(emitters)
+    def _hopeful(self, plan: Plan) -> bool:
+        """Whether drafting would pay if all drafts of all were accepted."""
+        costs, emitters = plan.costs, plan.costs.emitters
+        steps = costs.step[emitters]
+        longest = min(max((view.room for view in plan.at_will.values()), default=0), _DEEPEST)
+        rates = (
+            emitters * (1 + k) / costs.seconds(emitters * k, k * steps)
+            for k in range(1, longest + 1)
+            if emitters * k < len(costs.verify)
+        )
+        return max(rates, default=0.0) > emitters / costs.seconds(0, 0.0)
 
-    def _plain(self, plan: Plan, chosen: Allocation) -> Probe | None:
-        lengths = dict.fromkeys(plan.at_will, 0)
-        plain = priced(plan.candidates, {**plan.lengths, **lengths}, plan.costs)
-        lost = (chosen.value(plan.rate) - plain.value(plan.rate)) / plan.rate
-        if not self._pays(lost):
+    def _everybody(self, plan: Plan, chosen: Allocation, k: int) -> Probe | None:
+        """All that may draft `k` tokens: what such rounds cost is seen in no other way."""
+        lengths = {request: min(k, view.room) for request, view in plan.at_will.items()}
+        other = priced(plan.candidates, {**plan.lengths, **lengths}, plan.costs)
+        if k:
+            cost = other.seconds - chosen.seconds
+            cost += sum(self._model.catch_up(_behind(view)) for view in plan.at_will.values())
+        else:
+            cost = (chosen.value(plan.rate) - other.value(plan.rate)) / plan.rate
+        if not self._pays(cost):
             return None
-        return Probe(lengths=lengths, reason=Reason.BASELINE)
+        return Probe(lengths=lengths, reason=Reason.PROBE if k else Reason.BASELINE)
 
     def _deeper(self, plan: Plan, chosen: Allocation) -> Probe | None:
         """One request drafts further than planned, to the first position that is little known."""
         asked = self._whom(plan)
-        if asked is None:
+        if asked is None or not self._hopeful(plan):
             return None
         k = plan.lengths.get(asked.request, 0)
-        depth = self._depth(asked, k)
-        lengths = {asked.request: depth}
+        lengths = {asked.request: self._depth(asked, k)}
         longer = priced(plan.candidates, {**plan.lengths, **lengths}, plan.costs)
         cost = longer.seconds - chosen.seconds
-        if depth - k <= plan.rate * cost:  # even if all were accepted it would not pay
-            return None
         if not k:
-            cost += max(self._model.catch_up(asked.lag) - self._model.catch_up(1), 0.0)
+            cost += self._model.catch_up(_behind(asked))
         return Probe(lengths=lengths, reason=Reason.PROBE) if self._pays(cost) else None
 
     def _whom(self, plan: Plan) -> DraftView | None:
@@ -112,7 +135,8 @@ class Prober:
 
     def _depth(self, view: DraftView, k: int) -> int:
         known = self._book.known((view.proposer, view.policy))
-        little = (place + 1 for place in range(k, view.room) if known[place] < _KNOWN)
+        places = range(k, min(view.room, len(known)))
+        little = (place + 1 for place in places if known[place] < _KNOWN)
         return next(little, k + 1)
 
     def _pays(self, seconds: float) -> bool:

@@ -51,7 +51,14 @@ def random_candidate(chance, request, *, modelled=True, wake=0.0):
     """One whose slots are all worth looking at."""
     alphas = [chance.choice((chance.random(), 1.0)) for _ in range(chance.randint(0, DEEPEST))]
     survivals = tuple(s for s in accumulate(alphas, lambda a, b: a * b) if s > 0.01)
-    return Candidate(request=request, survivals=survivals, wake=wake, modelled=modelled)
+    often = chance.random() < 0.5
+    return Candidate(
+        request=request,
+        survivals=survivals,
+        again=wake if often else 0.0,
+        wake=0.0 if often else wake / (1.0 + sum(survivals)),
+        modelled=modelled,
+    )
 
 
 def instance(seed, *, modelled=lambda chance: True, wakes=0.0, shapes=SHAPES, alike=False):
@@ -90,7 +97,10 @@ def summed(candidates, lengths, costs):
         costs.step[sum(each.modelled and k >= depth for each, k in pairs)]
         for depth in range(1, DEEPEST + 1)
     )
-    wakes = sum(each.wake for each, k in pairs if k and each.modelled)
+    wakes = sum(each.again for each, k in pairs if k and each.modelled)
+    wakes += sum(
+        each.wake * (1.0 + sum(each.survivals[:k])) for each, k in pairs if k and each.modelled
+    )
     return tokens, (costs.verify[drafts] + steps + wakes) * costs.relative[drafts]
 
 
@@ -143,11 +153,13 @@ def test_one_draft_model_is_near_the_best_of_all():
     assert found[len(found) // 50] >= 0.97
 
 
-def test_small_wakes_leave_it_near_the_best_of_all():
-    """Catching up for a twentieth of a round at most."""
-    found = sorted(shortfalls(1500, wakes=0.05))
+@pytest.mark.parametrize("share", [0.7, 1.0], ids=["both kinds", "the draft model"])
+@pytest.mark.parametrize("wakes", [0.05, 0.3, 1.0])
+def test_wakes_and_drafts_of_two_kinds_leave_it_near_the_best_of_all(wakes, share):
+    """Catching up for a whole round at most. The worst seen is 0.74."""
+    found = sorted(shortfalls(700, modelled=lambda chance: chance.random() < share, wakes=wakes))
     assert found[-1] <= 1.0 + 1e-9
-    assert found[0] >= 0.83
+    assert found[0] >= 0.72
     assert found[len(found) // 50] >= 0.97
 
 
@@ -175,7 +187,7 @@ def test_a_stair_behind_a_rise_is_found():
     """The first draft alone loses; four for the price of one win."""
     verify = [1.0, 1.9, 1.9, 1.9, 1.9]
     costs = RoundCosts(1, verify, [1.0] * 5, [0.0, 0.0])
-    sure = Candidate(request=7, survivals=(0.8, 0.7, 0.6, 0.5), wake=0.0, modelled=True)
+    sure = Candidate(request=7, survivals=(0.8, 0.7, 0.6, 0.5), modelled=True)
     found = best([sure], {}, costs)
     assert found.lengths == {7: 4}
     assert found.rate == pytest.approx(3.6 / 1.9)
@@ -184,8 +196,8 @@ def test_a_stair_behind_a_rise_is_found():
 def test_a_deep_step_for_one_is_given_up_as_a_whole():
     """Request 0 would go deeper alone: its second slot outranks the first of all others."""
     costs = RoundCosts(3, [1.0] * 10, [1.0] * 10, [0.0, 0.4, 0.4, 0.4])
-    deep = Candidate(request=0, survivals=(0.9, 0.85), wake=0.0, modelled=True)
-    flat = [Candidate(request=n, survivals=(0.8,), wake=0.0, modelled=True) for n in (1, 2)]
+    deep = Candidate(request=0, survivals=(0.9, 0.85), modelled=True)
+    flat = [Candidate(request=n, survivals=(0.8,), modelled=True) for n in (1, 2)]
     found = best([deep, *flat], {}, costs)
     assert found.lengths == {0: 1, 1: 1, 2: 1}
 
@@ -193,16 +205,16 @@ def test_a_deep_step_for_one_is_given_up_as_a_whole():
 def test_a_dear_draft_model_does_not_decide_for_drafts_of_the_host():
     """Its slot stands first, and is not worth its step."""
     costs = RoundCosts(3, [1.0, 1.02, 1.04, 1.06], [1.0] * 4, [0.0, 0.5, 0.5, 0.5])
-    model = Candidate(request=0, survivals=(0.95,), wake=0.0, modelled=True)
-    host = [Candidate(request=n, survivals=(0.7,), wake=0.0, modelled=False) for n in (1, 2)]
+    model = Candidate(request=0, survivals=(0.95,), modelled=True)
+    host = [Candidate(request=n, survivals=(0.7,), modelled=False) for n in (1, 2)]
     assert best([model, *host], {}, costs).lengths == {1: 1, 2: 1}
 
 
 def test_a_long_request_does_not_take_drafting_from_the_others():
     """It has a whole round to catch up, and its S is a little higher."""
     costs = RoundCosts(3, [1.0, 1.02, 1.04, 1.06], [1.0] * 4, [0.0, 0.05, 0.05, 0.05])
-    long = Candidate(request=0, survivals=(0.95,), wake=1.0, modelled=True)
-    short = [Candidate(request=n, survivals=(0.9,), wake=0.0, modelled=True) for n in (1, 2)]
+    long = Candidate(request=0, survivals=(0.95,), again=1.0, modelled=True)
+    short = [Candidate(request=n, survivals=(0.9,), modelled=True) for n in (1, 2)]
     assert best([long, *short], {}, costs).lengths == {1: 1, 2: 1}
 
 
@@ -248,7 +260,7 @@ def test_no_k_past_the_survivals_for_any_of_them(survivals, worth, data):
     steps = [0.0, *accumulate([worth] + [0.01] * (len(survivals) - 1))]
     costs = RoundCosts(len(survivals), verify, [1.0] * (most + 1), steps)
     candidates = [
-        Candidate(request=n, survivals=each, wake=0.0, modelled=bool(n % 2))
+        Candidate(request=n, survivals=each, modelled=bool(n % 2))
         for n, each in enumerate(survivals)
     ]
     found = best(candidates, {}, costs)
@@ -262,12 +274,14 @@ def test_no_k_past_the_survivals_for_any_of_them(survivals, worth, data):
 def test_equal_choices_give_shorter_drafts():
     """What earns just what it costs is not taken, and a tie of two goes to the first step."""
     even = RoundCosts(1, [1.0, 1.5, 2.0], [1.0] * 3, [0.0, 0.0])
-    half = Candidate(request=0, survivals=(0.5, 0.5), wake=0.0, modelled=True)
+    half = Candidate(request=0, survivals=(0.5, 0.5), modelled=True)
     assert best([half], {}, even).lengths == {}
+    first_free = replace(even, verify=[1.0, 1.0, 1.25])
+    assert best([replace(half, survivals=(1.0, 0.5))], {}, first_free).lengths == {0: 1}
     one_row_free = RoundCosts(2, [1.0, 1.0, 9.0, 9.0], [1.0] * 4, [0.0] * 3)
     sure = [
-        Candidate(request=0, survivals=(1.0, 1.0), wake=0.0, modelled=True),
-        Candidate(request=1, survivals=(1.0,), wake=0.0, modelled=True),
+        Candidate(request=0, survivals=(1.0, 1.0), modelled=True),
+        Candidate(request=1, survivals=(1.0,), modelled=True),
     ]
     assert best(sure, {}, one_row_free).lengths == {0: 1}
     two_rows_free = replace(one_row_free, verify=[1.0, 1.0, 1.0, 9.0])

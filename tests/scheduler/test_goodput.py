@@ -328,18 +328,3 @@ def test_every_request_gets_a_k_within_its_room(life, costs):
 def test_two_that_were_told_the_same_decide_the_same(life):
     left, right = (driven(GoodputController(CHEAP, K), life) for _ in range(2))
     assert left == right
-
-
-def test_what_a_request_of_a_chosen_seed_shows_decides_nothing_for_others():
-    """Two lives that differ in nothing but that: the choices of the others stay equal."""
-    lives = []
-    for alpha in (0.0, 1.0):
-        controller, found = GoodputController(CHEAP, K), []
-        for _ in range(200):
-            decision = controller.decide(view(seen(1), seen(9, own_seed=True, asked=2)))
-            found.append(decision.choices[1])
-            k = decision.k(1)
-            groups = [group(1, k, (0.5,) * k), group(9, 2, (alpha,) * 2)]
-            controller.learn(took(truth(CHEAP, [k, 2]), *groups))
-        lives.append(found)
-    assert lives[0] == lives[1]
