@@ -21,7 +21,7 @@ RECORDED = Path(__file__).with_name("recorded.json")
 
 _CAPTURED = (1, 2, 4, 8, 16, 32, 64, 128)
 _ROUNDS = 2400
-_FEWEST_ROUNDS = 600
+_FEWEST_ROUNDS = 1500
 
 COSTS: Mapping[str, Truth] = {
     "embedded": Truth(
