@@ -7,7 +7,8 @@ The drafter itself holds a row against a threshold before it draws from that row
 counts of rounds that are over, and no draw. A request's own keys never come again, unless a round
 broke, and that one is tried again with the K that it had. Requests with one seed do share keys, so
 a controller that pools counts pools none of a request whose client chose the seed, and does not
-choose for one whose keys a live request has too: the view says both.
+choose for one that ever lived beside another with its keys: the view says both. What is left of a
+request that ended before its twin came (load, times, mean lengths) is not hidden from it.
 """
 
 from collections.abc import Mapping

@@ -163,7 +163,7 @@ class Settings(BaseSettings):
         ByteSize(64 << 20), ge=1 << 16, description="size at which that file makes room for another"
     )
     acceptance_log_files: Count = Field(4, description="such files that are kept, the open one too")
-    debug_rounds: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
+    debug_rounds: Annotated[int, Field(ge=1, le=1000)] | None = Field(
         None, description="rounds kept for GET /debug/rounds (default: there is no such route)"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
