@@ -22,15 +22,6 @@ class Law:
     min_p: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Cuts:
-    """Which tokens [V] a law keeps, and in logits over temperature: for a kept one how near it is
-    to the nearest cut, for another one how far beyond the cuts that took it."""
-
-    kept: np.ndarray
-    distance: np.ndarray
-
-
 def margin(logits: np.ndarray, law: Law, noise: np.ndarray | None, emitted: int) -> float:
     """The least change of a difference of two `logits` [V] float64 under which `emitted` is drawn.
 
@@ -40,14 +31,13 @@ def margin(logits: np.ndarray, law: Law, noise: np.ndarray | None, emitted: int)
     if noise is None:
         return float(logits.max() - logits[emitted])
     scaled = logits / law.temperature
-    cuts = _cuts(scaled, law)
-    scores = np.where(cuts.kept, scaled + noise, -np.inf)
-    gaps = scores - (scaled + noise)[emitted]
-    better = cuts.kept & (gaps > 0)
-    needed = np.minimum(gaps[better], cuts.distance[better]).max(initial=0.0)
+    cuts = _Cuts(scaled, law)
+    gaps = scaled + noise - (scaled + noise)[emitted]
+    better = np.flatnonzero(cuts.kept & (gaps > 0))
+    needed = [min(gaps[token], cuts.distance(token)) for token in better]
     if not cuts.kept[emitted]:
-        needed = max(needed, cuts.distance[emitted])
-    return float(needed * law.temperature)
+        needed.append(cuts.distance(emitted))
+    return float(max(needed, default=0.0) * law.temperature)
 
 
 def noise_of(seed: int, position: int, vocabulary: int) -> np.ndarray:
@@ -67,52 +57,78 @@ def _mix(words: np.ndarray) -> np.ndarray:
     return words ^ (words >> np.uint64(31))
 
 
-def _cuts(scaled: np.ndarray, law: Law) -> _Cuts:
-    order = np.lexsort((np.arange(len(scaled)), -scaled))
-    ranked = scaled[order]
-    kept = np.ones(len(scaled), dtype=bool)
-    inside = np.full(len(scaled), np.inf)
-    beyond = np.zeros(len(scaled))
+class _Cuts:
+    """Which tokens [V] a law keeps of `scaled` logits (over temperature), and what would change it.
 
-    def cut(stays: np.ndarray, distance: np.ndarray) -> None:
-        nonlocal kept, inside, beyond
-        inside = np.where(stays, np.minimum(inside, distance), inside)
-        beyond = np.where(stays, beyond, np.maximum(beyond, distance))
-        kept = kept & stays
+    Tokens are looked at by rank. The first `count` stand after top-k; top-p goes by the mass before
+    a token in the law of those.
+    """
 
-    if law.top_k is not None and law.top_k < len(scaled):
-        cut(np.arange(len(scaled)) < law.top_k, _across(ranked, law.top_k))
-    if law.top_p < 1.0:
-        before = _mass_before(ranked, int(kept.sum()))
-        stays = before < law.top_p
-        stays[0] = True
-        by_mass = np.abs(_logit(before) - _logit(law.top_p))
-        cut(stays, np.minimum(by_mass, _across(ranked, int(stays.sum()))))
-    if law.min_p > 0.0:
-        floor = ranked[0] + np.log(law.min_p)
-        cut(ranked >= floor, np.abs(ranked - floor))
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    return _Cuts(kept=kept[place], distance=np.where(kept, inside, beyond)[place])
+    def __init__(self, scaled: np.ndarray, law: Law) -> None:
+        self._law = law
+        order = np.lexsort((np.arange(len(scaled)), -scaled))
+        self._ranked = scaled[order]
+        self._rank = np.empty_like(order)
+        self._rank[order] = np.arange(len(order))
+        self._count = min(len(scaled), law.top_k or len(scaled))
+        self._weights = np.exp(self._ranked - self._ranked[0])
+        self._sums = np.concatenate([[0.0], np.cumsum(self._weights[: self._count])])
+        self._floor = self._ranked[0] + np.log(law.min_p) if law.min_p > 0.0 else -np.inf
+        kept = np.arange(len(order)) < self._count
+        if law.top_p < 1.0:
+            before = self._sums[np.minimum(np.arange(len(order)), self._count)]
+            kept &= before < law.top_p * self._sums[-1]
+            kept[0] = True
+        self.kept = (kept & (self._ranked >= self._floor))[self._rank]
+
+    def distance(self, token: int) -> float:
+        """The least change of a difference of two scaled logits that may cut a kept token, or bring
+        another one back past every cut that took it."""
+        rank = int(self._rank[token])
+        value = self._ranked[rank]
+        if self.kept[token]:
+            return min(self._out_of_top_k(rank), self._out_of_mass(rank), value - self._floor)
+        return max(self._into_top_k(rank), self._into_mass(rank), self._floor - value)
+
+    def _out_of_top_k(self, rank: int) -> float:
+        if self._count == len(self._ranked):
+            return np.inf
+        return self._ranked[rank] - self._ranked[self._count]
+
+    def _into_top_k(self, rank: int) -> float:
+        return max(self._ranked[self._count - 1] - self._ranked[rank], 0.0)
+
+    def _out_of_mass(self, rank: int) -> float:
+        """Others pass the token, down to some later one, until too much mass stands before it.
+
+        Where differences change by x at most, so do the log odds of any mass.
+        """
+        if self._law.top_p >= 1.0:
+            return np.inf
+        passing = np.arange(rank, self._count)
+        before = self._sums[passing + 1] - self._weights[rank]
+        odds = _log_odds(before, self._sums[-1] - before)
+        needed = np.maximum(self._ranked[rank] - self._ranked[passing], self._limit - odds)
+        return float(needed.min())
+
+    def _into_mass(self, rank: int) -> float:
+        """The token passes others, up to some place, until little enough mass stands before it. One
+        that top-k took is counted in the last one's stead."""
+        if self._law.top_p >= 1.0:
+            return 0.0
+        total, last = self._sums[-1], min(rank, self._count - 1)
+        if rank >= self._count:
+            total += self._weights[rank] - self._weights[self._count - 1]
+        passed = np.arange(last + 1)
+        odds = _log_odds(self._sums[passed], total - self._sums[passed])
+        needed = np.maximum(self._ranked[passed] - self._ranked[rank], odds - self._limit)
+        return max(float(needed.min()), 0.0)
+
+    @property
+    def _limit(self) -> float:
+        return float(np.log(self._law.top_p) - np.log1p(-self._law.top_p))
 
 
-def _across(ranked: np.ndarray, count: int) -> np.ndarray:
-    """How far each of the `ranked` values is from changing sides with one across the cut."""
-    if count >= len(ranked):
-        return np.full(len(ranked), np.inf)
-    inner, outer = ranked[count - 1], ranked[count]
-    return np.where(np.arange(len(ranked)) < count, ranked - outer, inner - ranked)
-
-
-def _mass_before(ranked: np.ndarray, count: int) -> np.ndarray:
-    """The mass that stands before each place, in the law of the first `count`."""
-    weights = np.exp(ranked - ranked[0])
-    weights[count:] = 0.0
-    sums = np.cumsum(weights)
-    return (sums - weights) / sums[-1]
-
-
-def _logit(mass: np.ndarray | float) -> np.ndarray:
-    """Log odds: a shift of all logits on one side of a cut by x moves it by x."""
+def _log_odds(mass: np.ndarray, rest: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore"):
-        return np.log(mass) - np.log1p(-np.minimum(mass, 1.0))
+        return np.log(np.maximum(mass, 0.0)) - np.log(rest)
