@@ -26,8 +26,6 @@ _OWN_WINDOW = 64.0
 """Observations of a position after which an old one counts 1/e,"""
 _IDLE_WINDOW = 400.0
 """and rounds that show nothing of its kind: what was true once may have changed."""
-
-
 _IDLE = 1.0 - 1.0 / _IDLE_WINDOW
 
 
@@ -103,7 +101,8 @@ class AcceptanceBook:
     def survivals(self, request: int, kind: Kind, room: int) -> tuple[float, ...]:
         """S_1 .. S_room: the chance that so many drafts of `request` are accepted."""
         tally, found, survival = self._own[request].tally, [], 1.0
-        for alpha, mass, base in zip(self._alphas(kind)[:room], tally.mass, tally.base):  # noqa: B905
+        alphas = self._alphas(kind)[:room]
+        for alpha, mass, base in zip(alphas, tally.mass, tally.base, strict=False):
             own = (mass + _POOL_WEIGHT * alpha) / (base + _POOL_WEIGHT)
             survival *= min(own, 1.0)
             found.append(survival)

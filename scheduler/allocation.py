@@ -135,7 +135,7 @@ class _Prefix:
         tokens, drafts, drafting = start.tokens, start.drafts, start.drafting
         verify, relative, step = costs.verify, costs.relative, costs.step
         counts = start.steps + [0] * (1 + max((slot[1] for slot in slots), default=0))
-        best, length = self.score, 0
+        highest, length = self.score, 0
         for number, (survival, depth, each) in enumerate(slots, 1):
             tokens += survival
             drafts += 1
@@ -147,10 +147,10 @@ class _Prefix:
                     drafting += each.again + each.wake
             seconds = (verify[drafts] + drafting) * relative[drafts]
             score = tokens / seconds if rate is None else tokens - rate * seconds
-            if score > best:
-                best, length = score, number
+            if score > highest:
+                highest, length = score, number
                 self.tokens, self.seconds = tokens, seconds
-        self.score, self.slots = best, slots[:length]
+        self.score, self.slots = highest, slots[:length]
 
     def _score(self, total: "_Sum") -> float:
         if self._rate is None:

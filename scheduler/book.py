@@ -6,7 +6,7 @@ from scheduler.admission import BlockTables
 from scheduler.commit import Ledger
 from scheduler.config import EngineConfig
 from scheduler.coordinate import settings_manifest
-from scheduler.entry import Counters, Entry
+from scheduler.entry import Counters, Entry, draws
 from scheduler.lifecycle import Event, Status
 from scheduler.plan import Role
 from scheduler.request import Request
@@ -73,17 +73,23 @@ class Book:
     def _join_twins(self, entry: Entry) -> None:
         """Note who has the same draws at the same length, for good: when a twin ends may follow
         from draws that the other one still has ahead."""
-        twins = self._by_draws.setdefault(_draws(entry.request), [])
+        named = draws(entry.request)
+        if named is None:
+            return
+        twins = self._by_draws.setdefault(named, [])
         twins.append(entry)
         if len(twins) > 1:
             for each in twins:
                 each.shares_draws = True
 
     def _leave_twins(self, entry: Entry) -> None:
-        twins = self._by_draws[_draws(entry.request)]
+        named = draws(entry.request)
+        if named is None:
+            return
+        twins = self._by_draws[named]
         twins.remove(entry)
         if not twins:
-            del self._by_draws[_draws(entry.request)]
+            del self._by_draws[named]
 
     def load(self) -> LoadStats:
         """The load at this moment."""
@@ -97,8 +103,3 @@ class Book:
             target_pool=target.stats(),
             draft_pool=None if draft is None else draft.stats(),
         )
-
-
-def _draws(request: Request) -> tuple[int, int]:
-    """What names a request's draws, besides its length."""
-    return request.sampling.seed, request.choice

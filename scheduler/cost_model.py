@@ -87,10 +87,6 @@ class CostModel:
             found = self._catch_ups[rows] = self._table.draft_rows(rows)
         return found
 
-    def trusts_plain(self, emitters: int) -> bool:
-        """Whether rounds without drafts were seen at this load."""
-        return len(self._cells.get((emitters.bit_length(), 0), ())) >= _TRUSTED
-
     def learn(self, stats: StepStats) -> None:
         """Compare a round of nothing but decoding with the table."""
         emitting = [group for group in stats.groups if group.terminal is not None]

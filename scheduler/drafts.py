@@ -8,15 +8,12 @@ from dataclasses import dataclass, replace
 
 from scheduler.book import Book
 from scheduler.controller import Controller, DraftView, LoadView
-from scheduler.entry import Entry, policy_of
+from scheduler.entry import Entry, draws, policy_of
 from scheduler.plan import DeviceDraft, HostDraft, Role
 from scheduler.proposal import Proposer, RequestView
 from scheduler.request import ProposerKind
 from scheduler.state import RequestState
-from scheduler.stats import Choice, Decision, Policy, Reason
-
-# Where a uniform decides what is accepted; elsewhere any choice of K is exact (contract section 3).
-_BY_DRAW = frozenset({Policy.TOKEN, Policy.BLOCK})
+from scheduler.stats import Choice, Decision, Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +84,10 @@ class Drafts:
             planned = _planned(share, draft, k)
             if planned != wanted:
                 cut[share.request] = _cut(share, decision, planned, rows=k < wanted or bool(draft))
-        self.decision = replace(decision, choices={**decision.choices, **cut})
+        self.decision = decision
+        if cut:  # then the round is not the one that was forecast
+            choices = {**decision.choices, **cut}
+            self.decision = replace(decision, choices=choices, forecast=None)
         return drafts
 
     def _view(self, shares: Sequence[Share], emitters: Sequence[Share]) -> LoadView:
@@ -100,21 +100,19 @@ class Drafts:
 
     def _request(self, share: Share) -> DraftView:
         request, state = share.entry.request, share.state
-        policy = policy_of(request)
-        drawn = policy in _BY_DRAW
         return DraftView(
             request=share.request,
             asked=request.speculation.k,
             room=self._room(share),
-            policy=policy,
+            policy=policy_of(request),
             proposer=request.speculation.proposer,
             lag=_lag(share),
             context=len(state.tokens),
             emitted=state.emitted,
             left=request.stop.max_tokens - state.emitted,
             tpot=request.tpot,
-            own_seed=drawn and request.own_seed,
-            shared_seed=drawn and share.entry.shares_draws,
+            own_seed=request.own_seed and draws(request) is not None,
+            shared_seed=share.entry.shares_draws,
         )
 
     def _room(self, share: Share) -> int:
@@ -173,10 +171,12 @@ def _planned(share: Share, draft: HostDraft | DeviceDraft | None, k: int) -> int
 def _cut(share: Share, decision: Decision, k: int, *, rows: bool) -> Choice:
     """What became of a choice that was not planned as it was: for want of rows or of blocks; or
     because a round that broke is tried again with its own K."""
-    choice = decision.choices.get(share.request, Choice(k=0, reason=Reason.KEPT))
+    choice = decision.choices.get(share.request)
+    accepted = 0.0 if choice is None else min(choice.accepted, k)
+    reason = Reason.ROWS if rows else Reason.MEMORY
     if share.entry.retry is not None:
-        return replace(choice, k=k, reason=Reason.KEPT)
-    return replace(choice, k=k, reason=Reason.ROWS if rows else Reason.MEMORY)
+        reason = Reason.KEPT
+    return Choice(k=k, reason=reason, accepted=accepted)
 
 
 def _lag(share: Share) -> int:

@@ -80,6 +80,14 @@ class Entry:
         )
 
 
+def draws(request: Request) -> tuple[int, int] | None:
+    """What names the draws that decide what is accepted of a request, besides its length. None
+    where no draw does: there any choice of K is exact (contract section 3)."""
+    if policy_of(request) not in _BY_DRAW:
+        return None
+    return request.sampling.seed, request.choice
+
+
 def policy_of(request: Request) -> Policy:
     """The acceptance rule that the request's rounds follow."""
     if request.sampling.greedy:
@@ -87,6 +95,7 @@ def policy_of(request: Request) -> Policy:
     return _POLICIES[request.speculation.verifier]
 
 
+_BY_DRAW = frozenset({Policy.TOKEN, Policy.BLOCK})
 _POLICIES = {
     Verifier.TOKEN: Policy.TOKEN,
     Verifier.BLOCK: Policy.BLOCK,

@@ -22,7 +22,8 @@ _KNOWN = 30.0
 """Observations of a position after which the next one is looked at."""
 _OTHER_EVERY = 256
 """Rounds of drafting after which a plain one is due, and the other way round."""
-_DEEPEST = 8
+_ENOUGH = 3
+"""Plain rounds that a load has to show before drafting is taken for granted there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,16 +53,21 @@ class Prober:
         self._credit = 0.0
         self._drafted: dict[int, int] = {}
         self._plain: dict[int, int] = {}
+        self._seen: dict[int, int] = {}
         self._turn = 0
 
     def learn(self, stats: StepStats) -> None:
-        """Count at each load the rounds since the last plain one, and since the last other one."""
+        """Count at each load the rounds of decoding since the last plain one, and since the last
+        other one."""
         emitters = sum(group.terminal is not None for group in stats.groups)
+        if not emitters or any(group.prefilled for group in stats.groups):
+            return
         drafted = any(group.speculation is not None for group in stats.groups)
         load = emitters.bit_length()
         mine, other = (self._drafted, self._plain) if drafted else (self._plain, self._drafted)
         mine[load] = mine.get(load, 0) + 1
         other[load] = 0
+        self._seen[load] = self._seen.get(load, 0) + (not drafted)
 
     def probe(self, plan: Plan, chosen: Allocation, *, at_liberty: bool) -> Probe | None:
         """A change to the plan, when one is due and within the budget.
@@ -73,7 +79,7 @@ class Prober:
         load = plan.costs.emitters.bit_length()
         if any(plan.lengths.get(each) for each in plan.at_will):
             drafted = self._drafted.get(load, 0)
-            due = drafted >= _OTHER_EVERY or not self._model.trusts_plain(plan.costs.emitters)
+            due = drafted >= _OTHER_EVERY or self._seen.get(load, 0) < _ENOUGH
             if at_liberty and due:  # and until it can be paid nothing else is looked at
                 return self._everybody(plan, chosen, 0)
         elif at_liberty and self._plain.get(load, 0) >= _OTHER_EVERY and self._hopeful(plan):
@@ -86,11 +92,10 @@ class Prober:
         """Whether drafting would pay if all drafts of all were accepted."""
         costs, emitters = plan.costs, plan.costs.emitters
         steps = costs.step[emitters]
-        longest = min(max((view.room for view in plan.at_will.values()), default=0), _DEEPEST)
+        longest = max((view.room for view in plan.at_will.values()), default=0)
         rates = (
             emitters * (1 + k) / costs.seconds(emitters * k, k * steps)
             for k in range(1, longest + 1)
-            if emitters * k < len(costs.verify)
         )
         return max(rates, default=0.0) > emitters / costs.seconds(0, 0.0)
 

@@ -70,7 +70,8 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """K of every request that emits in one round. `forecast` is None where nothing was forecast."""
+    """K of every request that emits in one round. `forecast` is None where nothing was forecast, or
+    where rows or blocks left another K than the one that was."""
 
     choices: Mapping[int, Choice] = field(default_factory=dict)
     forecast: Forecast | None = None

@@ -102,7 +102,7 @@ async def answer(
     )
     requests = build_requests(asked, serving, api.options.domains, api.clock)
     if asked.body.seed is None:
-        _tell_seed(http, requests[0])
+        _tell_seeds(http, requests)
     flow = _submit(serving, requests)
     reply = Reply(flow, writer, options, head, serving.engine.config.k_max)
     streamed = False
@@ -118,11 +118,11 @@ async def answer(
             await flow.close()
 
 
-def _tell_seed(http: HttpRequest, first: Request) -> None:
-    call = record_of(http.scope).request_id
-    logger.info(
-        "request %s, in the engine from %d on: seed=%d", call, first.request_id, first.sampling.seed
-    )
+def _tell_seeds(http: HttpRequest, requests: Sequence[Request]) -> None:
+    """Log the seeds that were drawn, one a prompt."""
+    call, first = record_of(http.scope).request_id, requests[0].request_id
+    seeds = ",".join(map(str, dict.fromkeys(each.sampling.seed for each in requests)))
+    logger.info("request %s, in the engine from %d on: seed=%s", call, first, seeds)
 
 
 def _submit(serving: Serving, requests: Sequence[Request]) -> Flow:

@@ -4,7 +4,7 @@ import math
 import re
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler.config import EngineConfig
 from scheduler.request import (
@@ -49,11 +49,13 @@ def build_requests(
 ) -> list[Request]:
     """All choices of all prompts: index = prompt index * n + choice. Raises ApiError (400).
 
-    `clock` is the engine's. A body without a seed gets 64 bits from the operating system.
+    `clock` is the engine's. Without a seed in the body each prompt gets 64 bits from the operating
+    system: prompts of one call would draw alike with one seed.
     """
     body, config = asked.body, serving.engine.config
     choices = body.n or 1
-    sampling = _sampling(asked, serving.vocabulary)
+    seeds = [_seed(body) for _ in asked.prompts]
+    sampling = _sampling(asked, serving.vocabulary, seeds[0])
     speculation = _speculation(body.speculation or SpeculationBody(), config)
     stager = Stager(serving.tokenizer.pieces, _text_rules(body))
     ends = _ends(body, serving)
@@ -65,7 +67,7 @@ def build_requests(
             request_id=serving.engine.next_request_id(),
             choice=choice,
             prompt=prompt,
-            sampling=sampling,
+            sampling=replace(sampling, seed=seed),
             speculation=speculation,
             stop=rule,
             text=stager,
@@ -75,7 +77,7 @@ def build_requests(
             tpot=asked.tpot,
             own_seed=body.seed is not None,
         )
-        for prompt, rule in zip(asked.prompts, rules, strict=True)
+        for prompt, rule, seed in zip(asked.prompts, rules, seeds, strict=True)
         for choice in range(choices)
     ]
 
@@ -115,7 +117,7 @@ def check_width(body: GenerationBody, prompts: int, config: EngineConfig) -> Non
         raise refusal(field, f"{field}: {width} choices in one request, this server takes {most}")
 
 
-def _sampling(asked: Asked, vocabulary: int) -> SamplingParams:
+def _sampling(asked: Asked, vocabulary: int, seed: int) -> SamplingParams:
     body = asked.body
     return SamplingParams(
         temperature=_given(body.temperature, 1.0),
@@ -126,9 +128,13 @@ def _sampling(asked: Asked, vocabulary: int) -> SamplingParams:
         presence_penalty=_given(body.presence_penalty, 0.0),
         frequency_penalty=_given(body.frequency_penalty, 0.0),
         logit_bias=_logit_bias(body.logit_bias or {}, vocabulary),
-        seed=secrets.randbits(64) - (1 << 63) if body.seed is None else body.seed,
+        seed=seed,
         logprobs=asked.logprobs,
     )
+
+
+def _seed(body: GenerationBody) -> int:
+    return secrets.randbits(64) - (1 << 63) if body.seed is None else body.seed
 
 
 def _given(value: float | None, default: float) -> float:

@@ -74,6 +74,11 @@ def test_a_twin_that_is_let_go_when_the_other_ends_is_biased(monkeypatch):
 # --- who shares draws ----------------------------------------------------------------------------
 
 
+def drawing(number, **changes):
+    """A request whose draws decide what is accepted."""
+    return request(number, temperature=0.9, verifier=TOKEN, **changes)
+
+
 def shared(rig):
     """Requests whose draws a live request had or has too."""
     return {number for number, entry in rig.book.entries.items() if entry.shares_draws}
@@ -82,19 +87,33 @@ def shared(rig):
 def test_requests_share_draws_by_seed_and_choice():
     rig = Rig()
     rig.submit(
-        request(1, seed=7), request(2, seed=8), request(3, seed=7, choice=1), request(4, seed=9)
+        drawing(1, seed=7), drawing(2, seed=8), drawing(3, seed=7, choice=1), drawing(4, seed=9)
     )
     assert shared(rig) == set()
-    rig.submit(request(5, seed=7))
+    rig.submit(drawing(5, seed=7))
     assert shared(rig) == {1, 5}
-    rig.submit(request(6, seed=8), request(7, seed=7))
+    rig.submit(drawing(6, seed=8), drawing(7, seed=7))
     assert shared(rig) == {1, 2, 5, 6, 7}
+
+
+def test_only_where_a_draw_decides():
+    """At temperature 0 and with shared noise any K is exact, whoever has the same seed."""
+    rig = Rig()
+    rig.submit(
+        drawing(1, seed=7),
+        request(2, seed=7),
+        request(3, seed=7, temperature=0.9, verifier=NOISE),
+        request(4, seed=7, temperature=0.9, verifier=BLOCK, choice=1),
+    )
+    assert shared(rig) == set()
+    rig.submit(request(5, seed=7, temperature=0.9, verifier=BLOCK))
+    assert shared(rig) == {1, 5}
 
 
 @pytest.mark.parametrize("end", ["cancel", "serve"])
 def test_a_request_that_had_a_twin_keeps_the_mark(end):
     rig = Rig()
-    rig.submit(request(1, seed=7, max_tokens=30), request(2, seed=7, max_tokens=2))
+    rig.submit(drawing(1, seed=7, max_tokens=30), drawing(2, seed=7, max_tokens=2))
     rig.step()
     if end == "cancel":
         rig.cancel(2)
@@ -105,19 +124,19 @@ def test_a_request_that_had_a_twin_keeps_the_mark(end):
 
 def test_a_request_that_comes_after_its_twin_has_ended_shares_nothing():
     rig = Rig()
-    rig.serve(request(1, seed=7))
-    rig.submit(request(2, seed=7))
+    rig.serve(drawing(1, seed=7))
+    rig.submit(drawing(2, seed=7))
     assert shared(rig) == set()
     rig.cancel(2)
     rig.plan()
-    rig.submit(request(3, seed=7))
+    rig.submit(drawing(3, seed=7))
     assert shared(rig) == set()
     assert len(rig.book._by_draws) == 1
 
 
 def test_a_preemption_changes_no_mark():
     rig = Rig()
-    rig.submit(request(1, seed=7), request(2, seed=7), request(3, seed=3))
+    rig.submit(drawing(1, seed=7), drawing(2, seed=7), drawing(3, seed=3))
     rig.step()
     rig.book.preempt(rig.book.entries[1])
     assert shared(rig) == {1, 2}

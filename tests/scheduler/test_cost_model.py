@@ -181,17 +181,3 @@ def test_other_rounds_than_those_of_decoding_alone_teach_nothing(name):
     for _ in range(100):
         model.learn(took(9.0, group(1, 2), group(2, 2)))
     assert model.speed != pytest.approx(before[0])
-
-
-# ---- plain rounds --------------------------------------------------------------------------------
-
-
-def test_plain_is_trusted_at_a_load_once_it_was_seen_a_few_times_there():
-    model = CostModel(TABLE, K)
-    for _ in range(50):
-        told(model, [2] * 4)
-    assert not model.trusts_plain(4)
-    for _ in range(10):
-        told(model, [0] * 4)
-    assert model.trusts_plain(4)
-    assert not model.trusts_plain(1)

@@ -1,10 +1,25 @@
 """What the engine reports of its rounds and requests, and that the numbers agree."""
 
+from dataclasses import replace
+
 import pytest
 
+from scheduler.controller import FixedController
 from scheduler.plan import TerminalKind
+from scheduler.stats import Forecast, Reason
 from tests.oracles.desk import desk, outcome, outcomes
-from tests.oracles.rig import BLOCK, MODEL, NGRAM, NOISE, NONE, TARGET, TOKEN, expected, request
+from tests.oracles.rig import (
+    BLOCK,
+    MODEL,
+    NGRAM,
+    NOISE,
+    NONE,
+    TARGET,
+    TOKEN,
+    config,
+    expected,
+    request,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -153,3 +168,23 @@ async def test_places_past_a_stop_are_not_reached():
     assert last.speculation.reached == len(last.speculation.mass) == place
     assert last.terminal is TerminalKind.STOP
     assert finish.stats.histogram[place] == 1
+
+
+async def test_a_round_that_was_cut_has_no_forecast():
+    """What was forecast is another round."""
+
+    class Sure(FixedController):
+        def decide(self, view):
+            told = Forecast(tokens=9.0, seconds=1.0, plain_tokens=1.0, plain_seconds=1.0)
+            return replace(super().decide(view), forecast=told)
+
+    asked = [request(n, (n,), max_tokens=40) for n in (1, 2, 3)]
+    async with desk(config(max_batched_tokens=12), controller=Sure(8)) as d:
+        await outcomes(d.ask(*asked))
+    seen = {False: 0, True: 0}
+    for step in d.sink.steps:
+        cut = any(c.reason is Reason.ROWS for c in step.decision.choices.values())
+        assert (step.decision.forecast is None) == cut
+        assert all(c.accepted <= c.k for c in step.decision.choices.values())
+        seen[cut] += 1
+    assert all(seen.values())

@@ -1,6 +1,7 @@
 """What looking costs, whom it asks, and when it stays away."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -193,6 +194,27 @@ def test_while_drafting_a_plain_round_comes_now_and_then():
     assert numbers[-1] > 2400
     gaps = [after - before for before, after in pairwise(numbers)]
     assert min(gaps[3:]) >= 256
+
+
+def test_plain_rounds_at_a_load_are_seen_a_few_times_before_anything_else_is_looked_at():
+    """Also where rounds teach the cost model nothing, as in the retained layout."""
+    desk, views = Desk(), [seen(1), seen(2)]
+    plain = []
+    for number in range(600):
+        plan, chosen = desk.plan(views, GOOD)
+        probe = desk.probe(plan, chosen)
+        lengths = {**plan.lengths, **(probe.lengths if probe else {})}
+        desk.prober.learn(took(1.0, *(group(n, lengths.get(n, 0)) for n in (1, 2))))
+        plain += [number] if probe and probe.reason is Reason.BASELINE else []
+    assert len(plain) == 4
+    assert plain[3] - plain[2] > 256
+
+
+def test_a_round_that_prefills_is_no_plain_round():
+    desk, views = Desk(), [seen(1)]
+    for _ in range(50):
+        desk.prober.learn(took(1.0, replace(group(1, 0), prefilled=9)))
+    assert desk.first(views, GOOD).reason is Reason.BASELINE
 
 
 def test_no_plain_round_where_floors_forbid_it():

@@ -137,6 +137,14 @@ def test_a_missing_seed_is_drawn():
     assert all(-(2**63) <= r[0].sampling.seed < 2**63 for r in (first, second))
 
 
+def test_prompts_of_one_call_do_not_draw_alike_unless_they_were_told_to():
+    """With one seed none of them could be drafted by a controller that has seen the others."""
+    found = requests({"n": 2}, prompts=((5,), (6, 7), (8,)))
+    seeds = [each.sampling.seed for each in found]
+    assert seeds[::2] == seeds[1::2]
+    assert len(set(seeds)) == 3
+
+
 def test_who_chose_the_seed_is_told():
     assert [r.own_seed for r in requests({"n": 2})] == [False, False]
     assert [r.own_seed for r in requests({"n": 2, "seed": 0})] == [True, True]

@@ -51,7 +51,7 @@ CONTROL = (
         "a decision tells the K that was wanted, not the one that was planned",
         "",
         _CHOICE,
-        ("choices={**decision.choices, **cut}", "choices={**cut, **decision.choices}"),
+        ("choices = {**decision.choices, **cut}", "choices = {**cut, **decision.choices}"),
         f"{CONTROLLED_TESTS}::test_a_decision_says_what_was_planned",
         f"{CONTROLLED_TESTS}::test_a_cut_for_rows_says_so",
     ),
