@@ -16,9 +16,10 @@ Kind = tuple[ProposerKind, Policy]
 
 _START = 0.85
 """What the first position is expected to accept before anything was seen: much, since a good draft
-that is not tried is lost for long and a bad one shows at once."""
-_START_WEIGHT = 4.0
-"""Observations that this counts for; later positions start from the one before them."""
+that is not tried is lost for long and a bad one shows soon."""
+_START_WEIGHT = 8.0
+"""Observations that this counts for; later positions start from the one before them. So many that
+a good draft outlives a few early rejections, which are chance where outcomes are 0 or 1."""
 _POOL_WEIGHT = 20.0
 """Observations that the pool counts for beside a request's own."""
 _POOL_WINDOW = 300.0

@@ -1,26 +1,18 @@
 """What a round will cost: the start-up table, corrected by what rounds took.
 
-Two corrections, both medians. The speed is common to all rounds of late: a machine that slows down
-slows every choice and changes none. A relative factor belongs to a load (emitters by powers of
-two) and a mean K: that is where a table may be wrong about a choice.
+Two corrections. The speed is common to all rounds of late: a machine that slows down slows every
+choice and changes none. A relative factor belongs to a load (emitters by powers of two) and a mean
+K: that is where a table may be wrong about a choice.
 """
 
-import itertools
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
+from scheduler.cost_levels import CostLevels
 from scheduler.costs import CostTable
 from scheduler.request import ProposerKind
 from scheduler.stats import CommitOutcome, GroupStats, StepStats
 
-_SPEED_ROUNDS = 7
-_CELL_ROUNDS = 31
-"""Much more than for the speed: a slow spell must show in the speed before it shows in a cell."""
-_TRUSTED = 3
-_MOST = 3.0
-"""A relative factor beyond this, or under its inverse, is a disturbance and no cost."""
 _CONTEXT_STEP = 128.0
 _RENEWAL = 8
 """Rounds between two looks at the factors: what is built from them serves until then."""
@@ -47,18 +39,22 @@ class RoundCosts:
 
 
 class CostModel:
-    """A table and its corrections. `speed`: seconds that a second of the table takes of late."""
+    """A table and its corrections."""
 
     def __init__(self, table: CostTable, k_max: int) -> None:
-        self.speed = 1.0
         self._table = table
         self._k_max = k_max
-        self._recent: deque[float] = deque(maxlen=_SPEED_ROUNDS)
-        self._cells: dict[tuple[int, int], deque[float]] = {}
+        self._levels = CostLevels(k_max)
         self._factors: dict[int, list[float]] = {}
         self._built: dict[tuple[int, int, float], RoundCosts] = {}
         self._catch_ups: dict[int, float] = {}
+        self._moved: set[int] = set()
         self._rounds = 0
+
+    @property
+    def speed(self) -> float:
+        """Seconds that a second of the table takes of late."""
+        return self._levels.speed
 
     def costs(self, emitters: int, rows: int, context: float, drafts: int) -> RoundCosts:
         """Costs of a round with `rows` rows besides drafts, for up to `drafts` of those."""
@@ -93,19 +89,16 @@ class CostModel:
         if not emitting or stats.target_rows < len(emitting) or _mixed(stats):
             return
         expected = self._expected(stats, emitting)
-        if expected <= 0.0:
+        if min(expected, stats.round_seconds) <= 0.0:
             return
         emitters, drafts = len(emitting), sum(map(_k, emitting))
-        load, k = emitters.bit_length(), round(drafts / emitters)
-        ratio = stats.round_seconds / expected
-        factors = self._factors.get(load)
-        self._recent.append(ratio / (1.0 if factors is None else factors[k]))
-        self.speed = median(self._recent)
-        cell = self._cells.setdefault((load, k), deque(maxlen=_CELL_ROUNDS))
-        cell.append(min(max(ratio / self.speed, 1.0 / _MOST), _MOST))
+        load = emitters.bit_length()
+        if self._levels.learn(load, drafts / emitters, stats.round_seconds / expected):
+            self._moved.add(load)
         self._rounds += 1
-        if len(cell) == _TRUSTED or self._rounds % _RENEWAL == 0:
-            self._factors[load] = self._over_k(load)
+        if self._moved and self._rounds % _RENEWAL == 0:
+            self._factors |= {each: self._levels.factors(each) for each in self._moved}
+            self._moved.clear()
             self._built.clear()
 
     def _expected(self, stats: StepStats, emitting: Sequence[GroupStats]) -> float:
@@ -118,17 +111,6 @@ class CostModel:
         for depth in range(max(depths, default=0)):
             seconds += costs.step[sum(k > depth for k in depths)]
         return seconds + self.catch_up(max(stats.draft_rows - sum(depths), 0))
-
-    def _over_k(self, load: int) -> list[float]:
-        """Factors by mean K 0 .. k_max: medians where there are enough, lines between them."""
-        seen = [
-            (k, median(cell))
-            for k in range(self._k_max + 1)
-            if len(cell := self._cells.get((load, k), ())) >= _TRUSTED
-        ]
-        if not seen:
-            return [1.0] * (self._k_max + 1)
-        return [_between(seen, k) for k in range(self._k_max + 1)]
 
 
 def _near(context: float) -> float:
@@ -143,14 +125,6 @@ def _mixed(stats: StepStats) -> bool:
 
 def _k(group: GroupStats) -> int:
     return 0 if group.speculation is None else group.speculation.k
-
-
-def _between(points: Sequence[tuple[int, float]], at: float) -> float:
-    """Linear through rising `points`, flat beyond them."""
-    for (start, low), (end, high) in itertools.pairwise(points):
-        if start <= at <= end:
-            return low + (high - low) * (at - start) / (end - start)
-    return points[0][1] if at <= points[0][0] else points[-1][1]
 
 
 def _spread(factors: Sequence[float], emitters: int, drafts: int) -> list[float]:

@@ -203,7 +203,7 @@ class GoodputController:
                 tokens += running * sum(deep) / max(len(deep), 1)
                 steps += costs.step[running]
             rate = tokens / costs.seconds(running * k, steps)
-            if rate > best_rate:
+            if rate > best_rate * (1.0 if best_k or not k else 1.0 + _KEEP_PLAIN):
                 best_rate, best_k = rate, k
         return best_rate, best_k
 

@@ -6,7 +6,7 @@ A draft step is a difference of two rounds, so that both are measured by turns.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import median_low
 
 from scheduler.config import EngineConfig
 from scheduler.costs import CostTable, Curve, RoundCurve, rising
@@ -22,8 +22,9 @@ _DEPTH = 3
 """Draft steps are measured by this many at once."""
 _CAUGHT_UP = (1, 8, 32, 128)
 _SAMPLES = 9
-_FIRST_PASS = 0.6
-"""Share of the time for measuring anything at all; the rest is for measuring it again."""
+_FIRST_PASS = 0.3
+"""Share of the time for measuring anything at all; the rest is for measuring it again: one sample
+is off by a tenth on a machine with neighbours, and that is what a choice of K turns on."""
 _NO_TIME = 1e-9
 """Stands for a time that the clock did not see."""
 
@@ -138,15 +139,16 @@ class _Stopwatch:
         self._times.setdefault(shape, []).append(self._clock() - started)
 
     def measure_all(self, shapes: Sequence[Shape]) -> None:
-        """Run all shapes by turns, as often as there is time for and any use in it."""
+        """Run shapes by turns, as often as there is time for and any use in it."""
         self._pass(shapes, self._seconds * _FIRST_PASS)
-        while self._pass(shapes, self._seconds):
+        measured = [shape for shape in shapes if shape in self._times]
+        while self._pass(measured, self._seconds):
             pass
 
     def medians(self) -> dict[Shape, float]:
-        """Seconds of each shape. The first run of a shape, which may have to prepare things, counts
-        only where there is no other."""
-        return {shape: median(times[1:] or times) for shape, times in self._times.items()}
+        """Seconds of each shape; the lower one of two, as only delays are by chance: a first run,
+        which may have to prepare things, never counts where there is another."""
+        return {shape: median_low(times) for shape, times in self._times.items()}
 
     def _pass(self, shapes: Sequence[Shape], until: float) -> bool:
         """Run each shape once that wants another sample and is expected to end by `until`; whether

@@ -122,7 +122,7 @@ class Settings(BaseSettings):
         None, description="longest draft that a request may ask for (default: 8, or k if longer)"
     )
     profile_seconds: float = Field(
-        10.0,
+        20.0,
         ge=0,
         le=600,
         description="time that a first start may take to measure what rounds cost, which k=auto "

@@ -15,7 +15,8 @@ STRICT = (
     *(("iid-0.6/embedded", n) for n in (1, 16, 32)),
     *(("iid-0.9/gpu", n) for n in (1, 8, 32)),
     *(("dead/embedded", n) for n in (1, 16)),
-    *(("iid-0.6/synthetic", n) for n in (1, 4)),
+    *(("iid-0.6/synthetic", n) for n in (1, 4, 8)),
+    ("iid-0.85/synthetic", 16),
     *(("iid-0.85/graphs", n) for n in (2, 16)),
     *(("iid-0.85/moe", n) for n in (1, 8)),
     *(("iid-0.85/slow", n) for n in (4, 32)),
@@ -24,8 +25,9 @@ STRICT = (
     *(
         ("wrong-k-dear/embedded", 16),
         ("wrong-n/embedded", 32),
-        ("wrong-k-cheap/gpu", 8),
+        *(("wrong-k-cheap/gpu", n) for n in (8, 32)),
         ("wrong-step/embedded", 2),
+        ("wrong-step/gpu", 4),
     ),
     *(("prefill-full/gpu", 16), ("long/embedded", 8), ("recorded-token/embedded", 4)),
 )

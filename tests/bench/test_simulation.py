@@ -99,17 +99,26 @@ def test_seconds_are_the_sums_of_their_parts():
     assert target == pytest.approx(10e-3 + 25e-3 + 2 * 2e-3)
 
 
-def test_rows_of_long_contexts_cost_more_and_factors_multiply():
-    truth = replace(TRUTH, row_key=1e-6, context=60, by_k=((0, 1.0), (2, 3.0)), by_n=((2, 0.5),))
+def test_rows_of_long_contexts_cost_more():
+    truth = replace(TRUTH, row_key=1e-6, context=60)
     assert seconds_of(truth, [share(1)])[1] == pytest.approx(10e-3 + 1e-3 + 2e-3 + 2 * 40e-6)
     chunk = share(0, rows=20, emits=False)
     chunk.live.emitted, chunk.live.rows = 0, 40  # its rows see 50 tokens on average
     assert seconds_of(truth, [chunk])[1] == pytest.approx(10e-3 + 19e-3 - 20 * 10e-6)
-    halves = sum(seconds_of(truth, [share(1), share(2)]))  # a mean K of 1.5
-    assert halves == pytest.approx(0.5 * (10e-3 + 4e-3 + 4e-3 + 5 * 40e-6 + 3.5e-3 + 3e-3))
-    longer = sum(seconds_of(truth, [share(3), share(1)]))
-    plain = 10e-3 + 5e-3 + 4e-3 + 6 * 40e-6 + 3.5e-3 + 2 * 3e-3
-    assert longer == pytest.approx(plain * 3.0 * 0.5)
+
+
+def test_factors_lie_on_lines_and_one_of_them_is_for_what_decodes():
+    truth = replace(TRUTH, by_k=((0, 1.0), (2, 3.0)), by_n=((1, 1.0), (3, 0.5)))
+    assert sum(seconds_of(truth, [share(0)])) == pytest.approx(10e-3 + 2e-3)
+    plain = 10e-3 + 4e-3 + 4e-3 + 3.5e-3 + 3e-3
+    halves = sum(seconds_of(truth, [share(1), share(2)]))  # a mean K of 1.5, two emitters
+    assert halves == pytest.approx(2.5 * 0.75 * plain)
+    further = sum(seconds_of(truth, [share(3), share(3)]))
+    assert further == pytest.approx(3.0 * 0.75 * (10e-3 + 7e-3 + 4e-3 + 3 * 3.5e-3))
+    chunk = share(0, rows=20, emits=False)
+    chunk.live.emitted, chunk.live.rows = 0, 40
+    beside = sum(seconds_of(truth, [share(1), share(2), chunk]))
+    assert beside == pytest.approx(halves + 0.75 * 20 * 1e-3)
 
 
 @pytest.mark.parametrize("name", sorted(COSTS))

@@ -27,11 +27,11 @@ from tests.prove.enumeration import SPOTS, STEPS, finding
 from tests.prove.proof import Finding, Proof, Scope
 
 _POLICIES = {TOKEN: Policy.TOKEN, BLOCK: Policy.BLOCK, NOISE: Policy.SHARED_NOISE}
-_CLOSE = Costs(row=0.39, step=0.39)
+_CLOSE = Costs(row=0.43, step=0.43)
 """One draft or two or none: what a fresh controller expects hardly decides."""
 _CHEAP = Costs(row=0.03, step=0.03)
 """Drafts so cheap that probes come soon."""
-_PROBING = 31
+_PROBING = 70
 """Rounds after which a controller that saw nothing accepted at `_CHEAP` is about to probe."""
 
 

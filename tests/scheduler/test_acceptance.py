@@ -117,7 +117,7 @@ def test_a_position_nobody_reached_is_taken_for_the_one_before_it():
     for _ in range(3000):
         found.learn([shown(1, [0.3])])
     first, *others = alphas(found.survivals(2, KIND, K))
-    assert first == pytest.approx(0.3, abs=0.01)
+    assert first == pytest.approx(0.3, abs=0.02)
     assert others == pytest.approx([first] * (K - 1))
 
 
@@ -135,7 +135,7 @@ def test_a_request_without_history_has_the_numbers_of_the_pool():
     found = book(1, 2, 3)
     for _ in range(3000):
         found.learn([shown(1, [0.9, 0.5]), shown(2, [0.5, 0.1])])
-    assert alphas(found.survivals(3, KIND, 2)) == pytest.approx([0.7, 0.3], abs=0.01)
+    assert alphas(found.survivals(3, KIND, 2)) == pytest.approx([0.7, 0.3], abs=0.02)
 
 
 def test_a_request_with_much_history_has_nearly_its_own():

@@ -239,6 +239,15 @@ def test_a_slow_machine_measures_what_it_can():
         assert found == pytest.approx(slow.drafting(requests, 129), rel=0.02)
 
 
+@pytest.mark.parametrize("seconds", [10.0, 20.0, 60.0])
+def test_what_is_measured_is_measured_again(seconds):
+    """One sample of a shape would be off by whatever the machine did beside it."""
+    slow = Machine(round=0.039, request=0.0, row=0.011, row_key=0.0, step=0.005, step_row=0.001)
+    profile(slow, seconds=seconds)
+    counts = {kind: shapes(slow).count(kind) for kind in shapes(slow)}
+    assert min(count for kind, count in counts.items() if kind not in SHAPES_ALWAYS) >= 3
+
+
 def test_measuring_ends_when_more_is_of_no_use():
     machine = Machine()
     profile(machine)

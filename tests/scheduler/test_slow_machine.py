@@ -1,6 +1,6 @@
 """A machine that is slower for a while, met at one K: the slowness must not be booked on that K.
 
-That needs a speed whose median turns well before a cell's.
+That needs levels that learn only when K or load has just changed.
 """
 
 import random

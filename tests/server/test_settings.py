@@ -34,7 +34,7 @@ def test_defaults():
     assert (settings.root, settings.names) == ("fencepost-pair", ("fencepost-pair",))
     assert settings.api_key == ()
     assert settings.heartbeat_seconds == 120
-    assert (settings.k, settings.profile_seconds, settings.slo_tpot_ms) == ("auto", 10, None)
+    assert (settings.k, settings.profile_seconds, settings.slo_tpot_ms) == ("auto", 20, None)
     assert settings.cost_cache == Path.home() / ".cache" / "fencepost"
     assert load_settings({"model": "org/name"}).names == ("org/name",)
 

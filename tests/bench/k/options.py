@@ -26,7 +26,7 @@ class Options:
     verifier: Verifier = Verifier.TOKEN
     threads: int | None = None
     seed: int = 0
-    profile_seconds: float = 10.0
+    profile_seconds: float = 20.0
     json: Path | None = None
     plot: Path | None = None
 

@@ -29,8 +29,11 @@ def main(arguments: Sequence[str]) -> int:
         for concurrency in scenario.concurrencies
         if not options.at or concurrency in options.at
     ]
+    points = []
     with ProcessPoolExecutor(options.workers) as pool:
-        points = list(pool.map(_job, jobs))
+        for point in pool.map(_job, jobs):
+            points.append(point)
+            _say(f"{len(points)}/{len(jobs)}", point)
     sys.stdout.write(render(points) + "\n")
     if options.json is not None:
         data = [asdict(each) for each in points]
@@ -57,6 +60,14 @@ def _job(job: tuple[str, int, int, float]) -> Point:
     name, concurrency, seed, share = job
     scenario = next(each for each in catalogue() if each.name == name)
     return run_point(scenario, concurrency, seed=seed, share=share)
+
+
+def _say(progress: str, point: Point) -> None:
+    over = (
+        f"{point.over(point.best_fixed):.3f} of {point.best_fixed}, {point.over('k=0'):.3f} of k=0"
+    )
+    sys.stderr.write(f"simulation: {progress} {point.scenario} at {point.concurrency}: {over}\n")
+    sys.stderr.flush()
 
 
 def _parser() -> argparse.ArgumentParser:

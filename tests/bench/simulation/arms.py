@@ -1,5 +1,6 @@
 """Who chooses K in a simulation: fixed K, the goodput controller, and an oracle that knows all."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import product
@@ -81,7 +82,7 @@ def expected_rate(
     rows = emitters + drafts
     seconds = truth.target(emitters, rows, rows * (context - truth.context))
     seconds += truth.draft(steps, 0) + truth.catch_up * lagging
-    return tokens / (seconds * truth.factor(emitters, drafts))
+    return tokens / (seconds * math.prod(truth.factors(emitters, drafts)))
 
 
 def extended(profile: Profile, k: int) -> Profile:

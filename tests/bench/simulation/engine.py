@@ -343,8 +343,10 @@ def seconds_of(truth: Truth, shares: Sequence[Share]) -> tuple[float, float]:
                 steps.append(0)
             steps[depth] += 1
     extra = sum(share.extra + share.chunk for share in shares)
-    factor = truth.factor(emitters, drafts)
-    return factor * truth.draft(steps, extra), factor * truth.target(emitters, rows, keys)
+    by_n, by_k = truth.factors(emitters, drafts)
+    decoding = truth.target(emitters, emitters + drafts)
+    target = truth.target(emitters, rows, keys) + (by_k - 1.0) * decoding
+    return by_n * by_k * truth.draft(steps, extra), by_n * target
 
 
 def _finished(live: Live, now: float) -> FinishedStats:

@@ -12,7 +12,7 @@ _TABLE_EMITTERS = (1, 2, 4, 8, 16, 32, 64)
 _MOST_ROWS = 4096
 
 Steps = tuple[tuple[float, float], ...]
-"""Factors, each from a count on."""
+"""Factors at rising counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,9 +20,9 @@ class Truth:
     """Seconds of a round: a curve over its target rows, and `emitter` for each request in it.
 
     `step` is a draft step over the requests in it, `catch_up` a further row of the draft. `row_key`
-    is a target row's share for each token of its request beyond `context`. `by_k` multiplies rounds
-    by their mean K and `by_n` by their emitters, both given at a few points, flat between a point
-    and the next.
+    is a target row's share for each token of its request beyond `context`. `by_n` multiplies
+    rounds by their emitters and `by_k` what decodes in them by its mean K (a prefill chunk takes
+    what it takes), both given at a few points, linear between them.
     """
 
     rows: Curve
@@ -46,11 +46,11 @@ class Truth:
             seconds += self.step.at(1)
         return seconds + self.catch_up * extra
 
-    def factor(self, emitters: int, drafts: int) -> float:
-        """By how much a round takes longer than curves say."""
+    def factors(self, emitters: int, drafts: int) -> tuple[float, float]:
+        """By how much a round, and what decodes in it, takes longer than curves say."""
         if not emitters:
-            return 1.0
-        return _at(self.by_k, drafts / emitters) * _at(self.by_n, emitters)
+            return 1.0, 1.0
+        return _at(self.by_n, emitters), _at(self.by_k, drafts / emitters)
 
     def table(self) -> CostTable:
         """These curves as a start-up profile reports them; it knows nothing of the factors."""
@@ -121,8 +121,10 @@ def _raised(curve: Curve, seconds: float) -> Curve:
 
 
 def _at(points: Steps, value: float) -> float:
-    found = 1.0
+    before = (0.0, 1.0)
     for start, factor in points:
-        if value >= start:
-            found = factor
-    return found
+        if value < start:
+            share = (value - before[0]) / (start - before[0])
+            return before[1] + share * (factor - before[1])
+        before = (start, factor)
+    return before[1]
