@@ -1,30 +1,90 @@
-# A CPU image that serves the embedded pair:
+# Images that serve the embedded pair, or any other with --model and --draft-model:
 #   docker build --build-arg TORCH_INDEX=URL -t fencepost .
-#   docker run --rm -p 8000:8000 fencepost
-# URL is PyTorch's CPU wheel index; a build of torch with CUDA is refused, it is several GB larger.
+#   docker build --target gpu -t fencepost:gpu .
+#   docker run --rm -p 127.0.0.1:8000:8000 fencepost
+#   docker run --rm -p 127.0.0.1:8000:8000 --gpus all fencepost:gpu
+# TORCH_INDEX names another index for torch alone. For the CPU image it has to be PyTorch's CPU one:
+# a build of torch with CUDA is refused there, it is several GB larger. EXTRAS names extras of
+# pyproject.toml: otel, and on a GPU vllm. Settings are flags after `serve`, as in
+# `docker run fencepost serve --k 4`, or variables, as in `docker run -e FENCEPOST_K=4 fencepost`.
 
+# ---- what both builds share: a new environment, and the names of what goes into it -------------
 FROM python:3.11-slim-bookworm AS build
-ARG TORCH_INDEX=""
-ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_NO_INPUT=1
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 RUN python -m venv /opt/fencepost
 ENV PATH=/opt/fencepost/bin:$PATH
 WORKDIR /src
-COPY constraints.txt ./
-RUN pip install --no-deps ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -c constraints.txt torch \
-    && python -c 'from importlib.metadata import requires; import sys; \
-sys.exit("torch has CUDA: pass TORCH_INDEX" if any("nvidia" in r for r in requires("torch")) else 0)'
-COPY . .
-RUN pip install -c constraints.txt .
+COPY constraints.txt pyproject.toml ./
+# Apart from the source, so that a change there leaves the layers with the packages as they are.
+RUN python -c 'import tomllib; \
+print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
+    > requirements.txt
+ARG TORCH_INDEX=""
 
-FROM python:3.11-slim-bookworm
-RUN useradd --system --uid 10001 --create-home fencepost
-COPY --from=build /opt/fencepost /opt/fencepost
-# Idle OpenMP threads that spin would take the cores from the event loop.
-ENV PATH=/opt/fencepost/bin:$PATH OMP_WAIT_POLICY=passive PYTHONUNBUFFERED=1
+FROM build AS build-gpu
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip install --no-deps ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -c constraints.txt torch \
+    && python -c 'from importlib.metadata import requires; import sys; \
+sys.exit(None if any("nvidia" in r for r in requires("torch")) else "torch has no CUDA")'
+RUN --mount=type=cache,target=/root/.cache/pip pip install -c constraints.txt -r requirements.txt
+COPY . .
+RUN --mount=type=cache,target=/root/.cache/pip pip install --no-deps .
+# Without constraints: what vLLM brings along has versions of its own.
+ARG EXTRAS=""
+# hadolint ignore=DL3013
+RUN --mount=type=cache,target=/root/.cache/pip \
+    if [ -n "$EXTRAS" ]; then pip install ".[$EXTRAS]"; fi
+
+FROM build AS build-cpu
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip install --no-deps ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -c constraints.txt torch \
+    && python -c 'from importlib.metadata import requires; import sys; \
+sys.exit("torch has CUDA: pass TORCH_INDEX" if any("nvidia" in r for r in requires("torch")) else None)'
+RUN --mount=type=cache,target=/root/.cache/pip pip install -c constraints.txt -r requirements.txt
+COPY . .
+RUN --mount=type=cache,target=/root/.cache/pip pip install --no-deps .
+ARG EXTRAS=""
+# hadolint ignore=DL3013
+RUN --mount=type=cache,target=/root/.cache/pip \
+    if [ -n "$EXTRAS" ]; then pip install -c constraints.txt ".[$EXTRAS]"; fi
+
+# ---- what both images share ---------------------------------------------------------------------
+FROM python:3.11-slim-bookworm AS runtime
+# The folder is there, and its user's, so that a volume mounted on it is too.
+RUN useradd --system --uid 10001 --create-home fencepost \
+    && install --directory --owner 10001 --group fencepost /home/fencepost/.cache
+ENV PATH=/opt/fencepost/bin:$PATH PYTHONUNBUFFERED=1 \
+    FENCEPOST_HOST=0.0.0.0 FENCEPOST_PORT=8000
 USER 10001
 WORKDIR /home/fencepost
 EXPOSE 8000
+STOPSIGNAL SIGTERM
+# Whether it lives, not whether it is ready: whoever loads a large model is not to be restarted.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \
-    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health', timeout=2)"]
+    CMD ["python", "-c", "import os, urllib.request as r; r.build_opener(r.ProxyHandler({})).open('http://127.0.0.1:' + os.environ['FENCEPOST_PORT'] + '/health', timeout=2)"]
 ENTRYPOINT ["fencepost"]
-CMD ["serve", "--host", "0.0.0.0"]
+CMD ["serve"]
+ARG REVISION=""
+LABEL org.opencontainers.image.title="fencepost" \
+      org.opencontainers.image.description="Serves language models with exact speculative decoding" \
+      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.revision="$REVISION" \
+      org.opencontainers.image.licenses="Apache-2.0"
+
+FROM runtime AS gpu
+USER 0
+ARG EXTRAS=""
+# vLLM's Triton kernels are compiled while it runs.
+# hadolint ignore=DL3008
+RUN case "$EXTRAS" in *vllm*) apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/* ;; esac
+USER 10001
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+COPY --from=build-gpu /opt/fencepost /opt/fencepost
+
+# The default: the last stage.
+FROM runtime AS cpu
+# Idle OpenMP threads that spin would take the cores from the event loop.
+ENV OMP_WAIT_POLICY=passive
+COPY --from=build-cpu /opt/fencepost /opt/fencepost

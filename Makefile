@@ -13,12 +13,13 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP := $(BIN)/python -m pip install --no-input --disable-pip-version-check
 TORCH_INDEX ?=
 PORT ?= 8000
+SCRIPT ?= smoke
 ARGS ?=
 
-.PHONY: help env serve test check prove bench bench-k pair
+.PHONY: help env serve test check prove bench bench-k pair load load-ramp dashboards
 
 help: ## Say what there is
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
 env: $(STAMP) ## Make .venv and install everything pinned (TORCH_INDEX= for another torch index)
 
@@ -56,6 +57,15 @@ bench: $(STAMP) ## Measure and print the figures (ARGS='--json FILE')
 
 bench-k: $(STAMP) ## Measure K = auto beside fixed ones (ARGS='--pair embedded --plot FILE.png')
 	$(BIN)/python -m tests.bench.k $(ARGS)
+
+load: $(STAMP) ## Load a local server with k6 (SCRIPT=smoke|rate|ramp|soak|cancel, ARGS='-e RATE=4')
+	$(BIN)/python -m deploy.k6 $(SCRIPT) $(ARGS)
+
+dashboards: $(STAMP) ## Write the JSON of Grafana's dashboards again
+	$(BIN)/python -m deploy.dashboards $(ARGS)
+
+load-ramp: SCRIPT := ramp
+load-ramp: load ## Find the rate up to which a local server keeps the SLO
 
 # The corpus is the documentation that Debian ships for Python.
 pair: $(STAMP) ## Train the embedded pair again from its seed (long)

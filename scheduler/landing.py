@@ -256,7 +256,8 @@ def draft_rows_after(group: Group, result: GroupResult, tokens: tuple[int, ...])
 def _update(
     entry: Entry, job: Job, staged: Staged, stats: GroupStats, now: float
 ) -> tuple[tuple[float, int], ...]:
-    """Move ledger and counters; returns (seconds a token, tokens) since the last publication."""
+    """Move ledger and counters; returns (seconds a token, tokens) since the last publication. What
+    a first publication holds besides the first token came together with it, after no time."""
     if isinstance(job.group.draft, DeviceDraft):
         entry.draft_rows = draft_rows_after(job.group, staged.result, staged.successor.tokens)
     entry.failures, entry.retry = 0, None
@@ -269,13 +270,11 @@ def _update(
         counters.histogram[stats.speculation.accepted] += 1
     if not count:
         return ()
-    itl: tuple[tuple[float, int], ...] = ()
-    if counters.last_token is not None:
-        itl = (((now - counters.last_token) / count, count),)
-    else:
-        counters.first_token = now
-    counters.last_token = now
-    return itl
+    before, counters.last_token = counters.last_token, now
+    if before is not None:
+        return (((now - before) / count, count),)
+    counters.first_token = now
+    return ((0.0, count - 1),) if count > 1 else ()
 
 
 def _speculation(decision: Decision, result: GroupResult) -> SpeculationStats | None:
@@ -310,13 +309,17 @@ def _group_stats(job: Job, staged: Staged, outcome: CommitOutcome) -> GroupStats
     stats = _nothing_published(job, outcome)
     if outcome is CommitOutcome.REPLAYED:
         return stats
-    evidence = _evidence(staged.decision, staged.result)
-    if outcome is not CommitOutcome.PUBLISHED:
-        return replace(stats, evidence=evidence)
     group, decision = job.group, staged.decision
+    stats = replace(
+        stats,
+        evidence=_evidence(decision, staged.result),
+        branch_rows=len(staged.result.written) - group.rows,
+    )
+    if outcome is not CommitOutcome.PUBLISHED:
+        return stats
     return replace(
         stats,
-        evidence=evidence,
+        kept_rows=len(staged.record.committed_kv_token_ids),
         committed=len(decision.emitted),
         prefilled=_prefilled(group),
         terminal=decision.terminal,
@@ -358,4 +361,7 @@ def _finished(entry: Entry, reason: FinishReason, length: int, now: float) -> Fi
         speculated=entry.counters.drafted > 0,
         prompt_tokens=len(entry.request.prompt),
         request_stats=entry.summary(length, now),
+        ttft=entry.request.ttft,
+        tpot=entry.request.tpot,
+        trace=entry.request.trace,
     )

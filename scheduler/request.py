@@ -124,8 +124,9 @@ class Request:
     """One choice of one API call. `request_id` is unique for the life of the engine.
 
     A lower `priority` is served first; equal priorities in order of arrival. `domain` is a
-    label for telemetry from a bounded allow-list. `tpot` is the most seconds that a token may take
-    after the first, None for no such wish. `own_seed` says that the client chose the seed.
+    label for telemetry from a bounded allow-list. `ttft` is the most seconds that the first token
+    may take, `tpot` those of a token after it, None for no such wish. `own_seed` says that the
+    client chose the seed. `trace` is the W3C traceparent of the call, which only telemetry reads.
     """
 
     request_id: int
@@ -138,5 +139,7 @@ class Request:
     arrival: float
     priority: int = 0
     domain: str = "other"
+    ttft: float | None = None
     tpot: float | None = None
     own_seed: bool = False
+    trace: str | None = None

@@ -126,7 +126,11 @@ class Evidence:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStats:
     """One request's share of a round. `speculation` is None where nothing was drafted, `evidence`
-    where nothing was decided; a round that was decided but not published has the latter."""
+    where nothing was decided; a round that was decided but not published has the latter.
+
+    `branch_rows` are the target's K/V rows that were written for drafts, whatever became of them;
+    `kept_rows` those of the whole share that publication committed.
+    """
 
     request: int
     outcome: CommitOutcome
@@ -139,17 +143,26 @@ class GroupStats:
     terminal: TerminalKind | None
     speculation: SpeculationStats | None
     evidence: Evidence | None = None
+    branch_rows: int = 0
+    kept_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedStats:
-    """One request that ended, with whether it speculated at all and how long its prompt was."""
+    """One request that ended, with whether it speculated at all and how long its prompt was.
+
+    `ttft` and `tpot` are its wishes in seconds, None where it had none; `trace` is the W3C
+    traceparent that it came with.
+    """
 
     request: int
     reason: FinishReason
     speculated: bool
     prompt_tokens: int
     request_stats: RequestStats
+    ttft: float | None = None
+    tpot: float | None = None
+    trace: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +189,8 @@ class StepStats:
     """One round: what it did, what it cost in seconds, and the load after it.
 
     `round_seconds` spans plan to publication; `commit_seconds` and `schedule_seconds` are the
-    engine's own shares of it. `decision` says how K was chosen, cuts included.
+    engine's own shares of it. `decision` says how K was chosen, cuts included. `itl_seconds` holds
+    (seconds a token, tokens) for all published tokens but the first of each request.
     """
 
     round_id: int

@@ -20,7 +20,7 @@ from server.protocol.generation import StreamOptions
 from server.replies.piece import Envelope, ReplyOptions
 from server.replies.reply import Reply
 from server.replies.writers import Writer
-from server.translate import Asked, build_requests
+from server.translate import NO_WISHES, Asked, Wishes, build_requests
 
 __all__ = ["Api", "ApiOptions", "answer", "reply_options", "served"]
 
@@ -29,13 +29,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiOptions:
-    """The settings that routes need. `body_limit` is in bytes, `domains` an allow-list, `tpot` the
-    most seconds a token that requests want which do not say."""
+    """The settings that routes need. `body_limit` is in bytes, `domains` an allow-list, `wishes`
+    are the times that requests want which do not say."""
 
     api_keys: tuple[str, ...] = ()
     body_limit: int = 8 << 20
     domains: frozenset[str] = field(default_factory=frozenset)
-    tpot: float | None = None
+    wishes: Wishes = NO_WISHES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

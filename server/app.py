@@ -20,6 +20,7 @@ from server.routes.completions import completion_routes
 from server.routes.debug import RoundsPage, debug_routes
 from server.routes.models import model_routes
 from server.routes.operations import MetricsPage, operation_routes
+from server.routes.page import page_routes
 from server.version import version
 
 __all__ = ["create_app"]
@@ -28,10 +29,15 @@ Handler = Callable[[Request, Any], Coroutine[Any, Any, Response]]
 
 
 def create_app(
-    api: Api, *, metrics: MetricsPage, outcomes: OutcomeSink, rounds: RoundsPage | None = None
+    api: Api,
+    *,
+    metrics: MetricsPage,
+    outcomes: OutcomeSink,
+    rounds: RoundsPage | None = None,
+    page: bool = False,
 ) -> FastAPI:
     """The ASGI application over `api`. `metrics` renders /metrics, `outcomes` is told how each
-    call ended; without `rounds` there is no /debug/rounds."""
+    call ended; without `rounds` there is no /debug/rounds, without `page` nothing at /."""
     app = FastAPI(
         title="Fencepost",
         version=version(),
@@ -48,6 +54,8 @@ def create_app(
     app.include_router(operation_routes(api, metrics))
     if rounds is not None:
         app.include_router(debug_routes(rounds))
+    if page:
+        app.include_router(page_routes())
     describe(app)
     return app
 

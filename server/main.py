@@ -30,6 +30,7 @@ from server.backend import Backend
 from server.connection import Connection
 from server.outcomes import CallOutcome, OutcomeSink
 from server.settings import Settings, SettingsError
+from server.translate import Wishes
 from server.version import version
 from telemetry.acceptance_log import AcceptanceLog
 from telemetry.acceptance_log_files import RotatingFile
@@ -42,10 +43,13 @@ from telemetry.metrics import Metrics, new_registry
 from telemetry.page import render
 from telemetry.round_log import RoundLog
 from telemetry.sink import PrometheusSink
+from telemetry.slo import WishKind
+from telemetry.state_bytes import RowBytes
 
 if TYPE_CHECKING:
     from scheduler.engine import Engine
     from server.assembly import Loaded
+    from telemetry.otlp import Traces
 
 __all__ = ["serve"]
 
@@ -100,15 +104,23 @@ class _Process:
         self._log: AcceptanceLog | None = None
         kept = settings.debug_rounds
         self._rounds = None if kept is None else RoundLog(kept)
+        self._wishes = Wishes(
+            ttft=_seconds(settings.slo_ttft_ms), tpot=_seconds(settings.slo_tpot_ms)
+        )
+        self._traces = _traces(settings.otel_endpoint)
         self._stop = asyncio.Event()
         self._signals = 0
         self._metrics = Metrics(
             self._registry,
+            model=settings.names[0],
             k_max=settings.longest_draft,
             domains=settings.domains,
             device_memory=self._device_memory,
             build={"version": version(), "model": settings.names[0]},
         )
+        for kind, wish in zip(WishKind, (self._wishes.ttft, self._wishes.tpot), strict=True):
+            if wish is not None:
+                self._metrics.slo.wish(kind, wish)
         VllmAliases(self._registry, self._metrics, model_name=settings.names[0])
 
     async def run(self) -> int:
@@ -129,8 +141,9 @@ class _Process:
         finally:
             if engine is not None:
                 await self._drain(engine)
-            if self._log is not None:
-                await asyncio.to_thread(self._log.close)
+            for closing in (self._log, self._traces):
+                if closing is not None:
+                    await asyncio.to_thread(closing.close)
             server.should_exit = True
             await serving
             lag.cancel()
@@ -142,13 +155,14 @@ class _Process:
             api_keys=tuple(key.get_secret_value() for key in settings.api_key),
             body_limit=settings.body_limit,
             domains=frozenset(settings.domains),
-            tpot=None if settings.slo_tpot_ms is None else settings.slo_tpot_ms / 1000,
+            wishes=self._wishes,
         )
         app = create_app(
             Api(backend=self._backend, options=options),
             metrics=partial(render, self._registry),
             outcomes=_HttpOutcomes(self._metrics),
             rounds=None if self._rounds is None else self._rounds.page,
+            page=settings.page,
         )
         return uvicorn.Config(
             app,
@@ -190,12 +204,20 @@ class _Process:
 
     def _sink(self, loaded: "Loaded") -> StatsSink:
         """Where the engine reports to. Blocks. Raises SettingsError when a log cannot be begun."""
+        pair = loaded.pair
+        self._metrics.state.size(
+            RowBytes(
+                target=pair.target_row_bytes, draft=pair.draft_row_bytes, law=pair.law_row_bytes
+            )
+        )
         sinks: list[StatsSink] = [PrometheusSink(self._metrics), DecisionLog(time.monotonic)]
         if self._rounds is not None:
             sinks.append(self._rounds)
         self._log = self._acceptance_log(loaded)
         if self._log is not None:
             sinks.append(self._log)
+        if self._traces is not None:
+            sinks.append(self._traces.sink(self._settings.names[0], time.monotonic, time.time))
         return FanOut(*sinks)
 
     def _acceptance_log(self, loaded: "Loaded") -> AcceptanceLog | None:
@@ -249,6 +271,25 @@ class _Process:
 
     def _device_memory(self) -> float:
         return 0.0 if self._loaded is None else float(self._loaded.pair.runner.memory_bytes())
+
+
+def _traces(endpoint: str | None) -> "Traces | None":
+    """What sends traces to `endpoint`. Raises SettingsError where what it needs is missing."""
+    if endpoint is None:
+        return None
+    try:
+        otlp = importlib.import_module("telemetry.otlp")
+    except ImportError as problem:
+        raise SettingsError(
+            f"otel_endpoint={endpoint}: traces need the extra otel ({problem}); "
+            "install fencepost[otel]"
+        ) from None
+    traces: Traces = otlp.Traces(endpoint, version=version())
+    return traces
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
 
 
 def _log_header(settings: Settings, loaded: "Loaded") -> LogHeader:

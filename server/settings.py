@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import (
     BeforeValidator,
@@ -132,6 +133,11 @@ class Settings(BaseSettings):
         Path("~/.cache/fencepost"),
         description="folder that keeps what was measured for the next start; none keeps nothing",
     )
+    slo_ttft_ms: Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description="most milliseconds that the first token should take, for requests without an "
+        "x-slo-ttft-ms header; counted, nothing is chosen by it (default: no such wish)",
+    )
     slo_tpot_ms: Annotated[float, Field(gt=0)] | None = Field(
         None,
         description="most milliseconds that a token after the first should take, for requests "
@@ -163,8 +169,14 @@ class Settings(BaseSettings):
         ByteSize(64 << 20), ge=1 << 16, description="size at which that file makes room for another"
     )
     acceptance_log_files: Count = Field(4, description="such files that are kept, the open one too")
+    page: bool = Field(True, description="show a page for people at /")
     debug_rounds: Annotated[int, Field(ge=1, le=1000)] | None = Field(
         None, description="rounds kept for GET /debug/rounds (default: there is no such route)"
+    )
+    otel_endpoint: str | None = Field(
+        None,
+        description="address that gets a trace of every request by OTLP over HTTP, such as "
+        "http://127.0.0.1:4318/v1/traces (needs the extra otel; default: no traces)",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least severe messages that are logged"
@@ -197,6 +209,15 @@ class Settings(BaseSettings):
         if len(set(names)) != len(names):
             raise ValueError("the same name twice")
         return names
+
+    @field_validator("otel_endpoint")
+    @classmethod
+    def _a_web_address(cls, url: str | None) -> str | None:
+        if url is not None and not urlsplit(url).hostname:
+            raise ValueError("no URL with a host")
+        if url is not None and urlsplit(url).scheme not in {"http", "https"}:
+            raise ValueError("neither http nor https")
+        return url
 
     @field_validator("acceptance_log")
     @classmethod

@@ -20,11 +20,31 @@ from server.errors import overflow, refusal
 from server.protocol.generation import GenerationBody, SpeculationBody
 from server.text.stager import Stager, TextRules
 
-__all__ = ["Asked", "build_requests", "check_width", "truncated", "wanted_tpot"]
+__all__ = [
+    "NO_WISHES",
+    "Asked",
+    "Wishes",
+    "build_requests",
+    "check_width",
+    "truncated",
+    "wanted_times",
+]
 
 OTHER_DOMAIN = "other"
+_TTFT = "x-slo-ttft-ms"
 _TPOT = "x-slo-tpot-ms"
 _NUMBER = re.compile(r"(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """The most seconds that the first token should take, and each one after it; None: no wish."""
+
+    ttft: float | None = None
+    tpot: float | None = None
+
+
+NO_WISHES = Wishes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +52,8 @@ class Asked:
     """One API call after tokenization.
 
     `max_tokens` None means the rest of the context; `token_field` is what the body calls it.
-    `logprobs` counts alternatives to report (None: no logprobs). `tpot` is the most seconds that a
-    token after the first should take (None: no such wish).
+    `logprobs` counts alternatives to report (None: no logprobs). `trace` is the call's traceparent
+    header.
     """
 
     body: GenerationBody
@@ -41,7 +61,8 @@ class Asked:
     max_tokens: int | None
     token_field: str
     logprobs: int | None
-    tpot: float | None = None
+    wishes: Wishes = NO_WISHES
+    trace: str | None = None
 
 
 def build_requests(
@@ -74,8 +95,10 @@ def build_requests(
             arrival=arrival,
             priority=body.priority or 0,
             domain=_domain(body.metadata or {}, domains),
-            tpot=asked.tpot,
+            ttft=asked.wishes.ttft,
+            tpot=asked.wishes.tpot,
             own_seed=body.seed is not None,
+            trace=asked.trace,
         )
         for prompt, rule, seed in zip(asked.prompts, rules, seeds, strict=True)
         for choice in range(choices)
@@ -90,18 +113,14 @@ def truncated(prompt: tuple[int, ...], body: GenerationBody, serving: Serving) -
     return prompt[-(serving.engine.config.max_model_len - 1 if keep == -1 else keep) :]
 
 
-def wanted_tpot(headers: Mapping[str, str], default: float | None) -> float | None:
-    """Seconds a token that a call wants: its header's milliseconds, else the server's `default`.
+def wanted_times(headers: Mapping[str, str], default: Wishes) -> Wishes:
+    """What a call wants: its headers' milliseconds, each else the server's `default`.
 
     Raises ApiError (400) for anything but a positive number.
     """
-    given = headers.get(_TPOT)
-    if given is None:
-        return default
-    seconds = float(given) / 1000 if _NUMBER.fullmatch(given.strip()) else 0.0
-    if not 0 < seconds < math.inf:
-        raise refusal(_TPOT, f"{_TPOT}: {given[:40]!r} is no positive number of milliseconds")
-    return seconds
+    return Wishes(
+        ttft=_seconds(headers, _TTFT, default.ttft), tpot=_seconds(headers, _TPOT, default.tpot)
+    )
 
 
 def check_width(body: GenerationBody, prompts: int, config: EngineConfig) -> None:
@@ -115,6 +134,16 @@ def check_width(body: GenerationBody, prompts: int, config: EngineConfig) -> Non
     if width > most:
         field = "prompt" if choices == 1 else "n"
         raise refusal(field, f"{field}: {width} choices in one request, this server takes {most}")
+
+
+def _seconds(headers: Mapping[str, str], name: str, default: float | None) -> float | None:
+    given = headers.get(name)
+    if given is None:
+        return default
+    seconds = float(given) / 1000 if _NUMBER.fullmatch(given.strip()) else 0.0
+    if not 0 < seconds < math.inf:
+        raise refusal(name, f"{name}: {given[:40]!r} is no positive number of milliseconds")
+    return seconds
 
 
 def _sampling(asked: Asked, vocabulary: int, seed: int) -> SamplingParams:

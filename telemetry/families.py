@@ -1,7 +1,8 @@
 """Metric families of plain numbers, for what is counted every round; knows no metric's meaning.
 
 The client library takes a lock for each increment. A round adds to some thirty numbers a request
-on the event loop, so these keep lists and build their samples when the page is asked for.
+on the event loop, so these keep lists and build their samples when the page is asked for, with
+labels that are made once.
 """
 
 from bisect import bisect_left
@@ -10,6 +11,7 @@ from itertools import accumulate, product
 
 from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.samples import Sample
 from prometheus_client.utils import INF, floatToGoString
 
 __all__ = ["Cell", "PlainCounter", "PositionCounter", "WeightedHistogram"]
@@ -39,6 +41,10 @@ class PlainCounter(Collector):
         self._documentation = documentation
         self._labels = tuple(labels)
         self._cells = {values: Cell() for values in label_sets}
+        self._samples = [
+            (dict(zip(self._labels, values, strict=True)), cell)
+            for values, cell in self._cells.items()
+        ]
         registry.register(self)
 
     def cell(self, *values: str) -> Cell:
@@ -52,8 +58,8 @@ class PlainCounter(Collector):
     def collect(self) -> Iterator[Metric]:
         """The family as it stands now."""
         family = CounterMetricFamily(self._name, self._documentation, labels=self._labels)
-        for values, cell in self._cells.items():
-            family.add_metric(values, cell.value)
+        name = self._name + "_total"
+        family.samples = [Sample(name, labels, cell.value) for labels, cell in self._samples]
         yield family
 
 
@@ -80,6 +86,16 @@ class PositionCounter(Collector):
         self._labels = ("position", *label_sets)
         self._runs = runs
         self._rows = {values: [0.0] * (positions + 1) for values in product(*label_sets.values())}
+        self._samples = [
+            (
+                [
+                    dict(zip(self._labels, (str(position), *values), strict=True))
+                    for position in range(positions)
+                ],
+                row,
+            )
+            for values, row in self._rows.items()
+        ]
         registry.register(self)
 
     def row(self, *values: str) -> list[float]:
@@ -93,9 +109,14 @@ class PositionCounter(Collector):
     def collect(self) -> Iterator[Metric]:
         """The family as it stands now."""
         family = CounterMetricFamily(self._name, self._documentation, labels=self._labels)
-        for values, row in self._rows.items():
-            for position, value in enumerate(_by_position(row) if self._runs else row[:-1]):
-                family.add_metric((str(position), *values), value)
+        name = self._name + "_total"
+        family.samples = [
+            Sample(name, labels, value)
+            for places, row in self._samples
+            for labels, value in zip(
+                places, _by_position(row) if self._runs else row[:-1], strict=True
+            )
+        ]
         yield family
 
 

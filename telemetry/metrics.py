@@ -1,9 +1,11 @@
-"""Declares every `fencepost_` metric, in one place, on a registry that is handed in.
+"""Declares the `fencepost_` metrics, in one place, on a registry that is handed in.
 
-Knows names, labels and buckets; what is counted when stands in `telemetry.sink`.
+Knows names, labels and buckets; what is counted when stands in `telemetry.sink`. Families with a
+rule of their own stand beside that rule, in `telemetry.slo` and `telemetry.state_bytes`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import product
 
 from prometheus_client import (
@@ -20,11 +22,14 @@ from scheduler.plan import TerminalKind
 from scheduler.request import FinishReason, ProposerKind
 from scheduler.stats import CommitOutcome, Policy, Reason
 from telemetry.families import PlainCounter, PositionCounter, WeightedHistogram
+from telemetry.slo import SloMetrics
+from telemetry.state_bytes import StateMetrics
 
 __all__ = [
     "OTHER_DOMAIN",
     "PREFIX_BUCKETS",
     "PROPOSERS",
+    "ROUND_SIZES",
     "SPECULATION",
     "AcceptanceLogMetrics",
     "ControllerMetrics",
@@ -44,6 +49,11 @@ PROPOSERS = tuple(kind for kind in ProposerKind if kind is not ProposerKind.NONE
 PREFIX_BUCKETS = ((256, "0-255"), (1024, "256-1023"), (4096, "1024-4095"), (None, "4096+"))
 """(first length that is too long, label value): tokens before the round."""
 SPECULATION = ("off", "on")
+ROUND_SIZES = (
+    *((1, "0-1"), (4, "2-4"), (8, "5-8"), (16, "9-16"), (32, "17-32"), (64, "33-64")),
+    *((128, "65-128"), (256, "129-256"), (512, "257-512"), (None, "513+")),
+)
+"""(last number of rows, label value): target rows of the packed call."""
 ROUND_PARTS = ("draft", "verify", "decide", "schedule", "commit", "queue")
 ROW_MODELS = ("target", "draft", "logit")
 ROW_KINDS = ("prefill", "frontier", "draft")
@@ -140,14 +150,9 @@ class LawMetrics:
 class RoundMetrics:
     """What rounds did and cost."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str) -> PlainCounter:
-            return PlainCounter(registry, PREFIX + name, text)
-
-        def labelled(name: str, text: str, label: str, values: Sequence[str]) -> PlainCounter:
-            return PlainCounter(registry, PREFIX + name, text, (label,), [(v,) for v in values])
-
-        self.tokens_committed = counter("tokens_committed", "Tokens published.")
+    def __init__(self, registry: CollectorRegistry, model: str) -> None:
+        counter = partial(_plain, registry)
+        self.tokens_committed = counter("tokens_committed", "Tokens published.", "model", [model])
         self.tokens_prefilled = counter("tokens_prefilled", "Prompt rows computed by the target.")
         self.host_syncs = counter("host_syncs", "Host-device synchronisations of rounds.")
         self.residual_fallbacks = counter(
@@ -156,16 +161,20 @@ class RoundMetrics:
         self.preemptions = counter("preemptions", "Requests that gave their K/V blocks back.")
         self.forward_seconds = counter("forward_seconds", "Time inside model forwards.")
         self.rounds = counter("rounds", "Rounds of the engine.")
-        self.round_seconds = labelled(
-            "round_seconds", "Time of rounds; the parts add up.", "part", ROUND_PARTS
+        self.round_seconds = PlainCounter(
+            registry,
+            PREFIX + "round_seconds",
+            "Time of rounds, by the target rows of the packed call; the parts add up.",
+            ("part", "rows"),
+            product(ROUND_PARTS, [rows for _, rows in ROUND_SIZES]),
         )
-        self.rows = labelled(
+        self.rows = counter(
             "rows",
             "Rows computed by each model, and target rows that gave logits.",
             "kind",
             ROW_MODELS,
         )
-        self.commits = labelled(
+        self.commits = counter(
             "commit",
             "Ends of rounds, one a request.",
             "outcome",
@@ -321,27 +330,31 @@ class AcceptanceLogMetrics:
 class Metrics:
     """All families of one engine. `domains` is the allow-list; the rest is counted as `other`.
 
-    `device_memory` returns bytes and is called at each scrape; `build` becomes the labels of
-    `build_info`.
+    `model` is the name that it is served by. `device_memory` returns bytes and is called at each
+    scrape; `build` becomes the labels of `build_info`.
     """
 
     def __init__(
         self,
         registry: CollectorRegistry,
         *,
+        model: str,
         k_max: int,
         domains: Sequence[str],
         device_memory: Callable[[], float],
         build: Mapping[str, str],
     ) -> None:
+        self.model = model
         self.k_max = k_max
         self.domains = tuple(dict.fromkeys((*domains, OTHER_DOMAIN)))
         self.speculation = SpeculationMetrics(registry, k_max, self.domains)
         self.law = LawMetrics(registry, k_max)
-        self.rounds = RoundMetrics(registry)
+        self.rounds = RoundMetrics(registry, model)
+        self.state = StateMetrics(registry)
         self.controller = ControllerMetrics(registry, k_max)
         self.load = LoadMetrics(registry)
         self.requests = RequestMetrics(registry)
+        self.slo = SloMetrics(registry, model)
         self.http = HttpMetrics(registry)
         self.acceptance_log = AcceptanceLogMetrics(registry)
         self.loop_lag = WeightedHistogram(
@@ -355,6 +368,19 @@ class Metrics:
         )
         memory.set_function(device_memory)
         Info(PREFIX + "build", "What is running.", registry=registry).info(dict(build))
+
+
+def _plain(
+    registry: CollectorRegistry,
+    name: str,
+    text: str,
+    label: str | None = None,
+    values: Sequence[str] = (),
+) -> PlainCounter:
+    """A counter with one label or none."""
+    if label is None:
+        return PlainCounter(registry, PREFIX + name, text)
+    return PlainCounter(registry, PREFIX + name, text, (label,), [(value,) for value in values])
 
 
 def _labelled(

@@ -3,7 +3,7 @@
 It runs on the event loop after every round, so all label sets are looked up at construction.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 from prometheus_client import Gauge
@@ -31,17 +31,20 @@ from telemetry.metrics import (
     PREFIX_BUCKETS,
     PROPOSERS,
     ROUND_PARTS,
+    ROUND_SIZES,
     ROW_MODELS,
     SPECULATION,
     ControllerMetrics,
     Metrics,
     SpeculationMetrics,
 )
+from telemetry.slo import seconds_a_token
 
 __all__ = ["PrometheusSink"]
 
 _ENDED_BY_ITSELF = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 _PREFIX_LIMITS = tuple(limit for limit, _ in PREFIX_BUCKETS if limit is not None)
+_SIZE_LIMITS = tuple(limit for limit, _ in ROUND_SIZES if limit is not None)
 _NO_BLOCKS = PoolStats(used=0, free=0, cached=0)
 
 
@@ -98,6 +101,7 @@ class PrometheusSink:
     def __init__(self, metrics: Metrics) -> None:
         rounds, requests = metrics.rounds, metrics.requests
         self._requests, self._round_rows, self._load = requests, rounds.round_rows, metrics.load
+        self._slo, self._state = metrics.slo, metrics.state
         self._lanes: dict[tuple[ProposerKind, Policy, str], _Lane] = {
             (proposer, policy, domain): _lane(metrics.speculation, proposer, policy, domain)
             for proposer in PROPOSERS
@@ -107,14 +111,17 @@ class PrometheusSink:
         self._laws = {terminal: _law(metrics, terminal) for terminal in TerminalKind}
         self._round_k = metrics.law.round_k
         self._commits = {each: rounds.commits.cell(each.value) for each in CommitOutcome}
-        self._parts = [rounds.round_seconds.cell(part) for part in ROUND_PARTS]
+        self._parts = [
+            [rounds.round_seconds.cell(part, size) for part in ROUND_PARTS]
+            for _, size in ROUND_SIZES
+        ]
         self._costs = [rounds.rows.cell(model) for model in ROW_MODELS]
         self._costs += [
             each.cell()
             for each in (rounds.host_syncs, rounds.residual_fallbacks, rounds.preemptions)
         ]
         self._count, self._forward = rounds.rounds.cell(), rounds.forward_seconds.cell()
-        self._committed = rounds.tokens_committed.cell()
+        self._committed = rounds.tokens_committed.cell(metrics.model)
         self._prefilled = rounds.tokens_prefilled.cell()
         self._pools = [
             [metrics.load.kv_blocks.labels(pool, state) for state in BLOCK_STATES] for pool in POOLS
@@ -128,6 +135,7 @@ class PrometheusSink:
         """Count one published round and the requests that ended in it."""
         self._add_groups(stats.groups)
         self._add_costs(stats)
+        self._state.count(stats)
         self._add_decision(stats)
         for seconds, tokens in stats.itl_seconds:
             self._requests.inter_token.observe(seconds, tokens)
@@ -149,6 +157,7 @@ class PrometheusSink:
         requests, stats = self._requests, finished.request_stats
         speculated = int(finished.speculated)
         self._ended[finished.reason].inc()
+        self._slo.count(finished)
         requests.prompt_tokens.inc(finished.prompt_tokens)
         if stats.admitted is not None:
             requests.queue.observe(stats.admitted - stats.arrival)
@@ -157,9 +166,9 @@ class PrometheusSink:
         if finished.reason not in _ENDED_BY_ITSELF:
             return
         requests.total.observe(stats.finished - stats.arrival)
-        if stats.first_token is not None and stats.completion_tokens > 1:
-            seconds = stats.finished - stats.first_token
-            self._tpot[speculated].observe(seconds / (stats.completion_tokens - 1))
+        seconds = seconds_a_token(finished)
+        if seconds is not None:
+            self._tpot[speculated].observe(seconds)
 
     def _add_groups(self, groups: tuple[GroupStats, ...]) -> None:
         committed = prefilled = frontiers = drafts = 0
@@ -197,7 +206,8 @@ class PrometheusSink:
         parts = [timings.draft, timings.verify, timings.decide]
         parts += [stats.schedule_seconds, stats.commit_seconds]
         parts.append(max(stats.round_seconds - sum(parts), 0.0))
-        for cell, seconds in zip(self._parts, parts, strict=True):
+        cells = self._parts[bisect_left(_SIZE_LIMITS, stats.target_rows)]
+        for cell, seconds in zip(cells, parts, strict=True):
             cell.value += seconds
         counts = [stats.target_rows, stats.draft_rows, stats.logit_rows]
         counts += [stats.host_syncs, stats.residual_fallbacks, stats.preemptions]

@@ -52,7 +52,11 @@ class PairOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedPair:
-    """A runner with the limits that its models and its memory set."""
+    """A runner with the limits that its models and its memory set.
+
+    `target_row_bytes` and `draft_row_bytes` are those of one token's K/V row in all layers, 0 where
+    there is no draft; `law_row_bytes` those of one position's float32 law over the vocabulary.
+    """
 
     runner: TorchRunner
     tokenizer: PreTrainedTokenizerBase
@@ -61,6 +65,9 @@ class LoadedPair:
     draft_max_len: int
     target_pool: PoolConfig
     draft_pool: PoolConfig | None
+    target_row_bytes: int
+    draft_row_bytes: int
+    law_row_bytes: int
 
 
 def create_runner(options: PairOptions, clock: Callable[[], float]) -> LoadedPair:
@@ -77,10 +84,6 @@ def create_runner(options: PairOptions, clock: Callable[[], float]) -> LoadedPai
     vocabulary = _event_space(options, tokenizer, drafter, target, draft)
     tokens = _pool_tokens(options, device, target, draft)
     max_model_len = _context(options, target, tokens)
-    draft_max_len = 0
-    if draft is not None:
-        asked = options.draft_max_len or draft.max_positions
-        draft_max_len = min(asked, draft.max_positions, max_model_len)
     pool = PoolConfig(blocks=tokens // options.block_size, block_size=options.block_size)
     forward = _target_forward(options, target, pool)
     pair = Pair(
@@ -97,9 +100,12 @@ def create_runner(options: PairOptions, clock: Callable[[], float]) -> LoadedPai
         tokenizer=tokenizer,
         vocabulary=vocabulary,
         max_model_len=max_model_len,
-        draft_max_len=draft_max_len,
+        draft_max_len=_draft_context(options, draft, max_model_len),
         target_pool=pool,
         draft_pool=None if draft is None else pool,
+        target_row_bytes=target.kv_shape.bytes_per_token(),
+        draft_row_bytes=0 if draft is None else draft.kv_shape.bytes_per_token(),
+        law_row_bytes=vocabulary * torch.float32.itemsize,
     )
 
 
@@ -182,6 +188,13 @@ def _context(options: PairOptions, target: LoadedModel, tokens: int) -> int:
             f"max_model_len={asked}: the model has {target.max_positions} positions"
         )
     return min(target.max_positions, tokens) if asked is None else asked
+
+
+def _draft_context(options: PairOptions, draft: LoadedModel | None, most: int) -> int:
+    """The draft's own context length, within the target's; 0 without a draft."""
+    if draft is None:
+        return 0
+    return min(options.draft_max_len or draft.max_positions, draft.max_positions, most)
 
 
 def _capabilities(

@@ -11,7 +11,7 @@ from server.protocol.chat import ChatBody
 from server.replies.piece import ReplyOptions
 from server.replies.writers import ChatWriter
 from server.tokenizer import ChatInput
-from server.translate import Asked, check_width, truncated, wanted_tpot
+from server.translate import Asked, check_width, truncated, wanted_times
 
 __all__ = ["chat_routes"]
 
@@ -25,7 +25,7 @@ def chat_routes(api: Api) -> APIRouter:
         """Answer a conversation."""
         body = await read_body(request, ChatBody, api.options.body_limit)
         serving, _ = served(api, body.model)
-        tpot = wanted_tpot(request.headers, api.options.tpot)
+        wishes = wanted_times(request.headers, api.options.wishes)
         check_width(body, 1, serving.engine.config)
         tokenizer = serving.tokenizer
         ids = tokenizer.begun(await tokenizer.chat(_input(body)))
@@ -37,7 +37,8 @@ def chat_routes(api: Api) -> APIRouter:
             max_tokens=most,
             token_field=field,
             logprobs=top,
-            tpot=tpot,
+            wishes=wishes,
+            trace=request.headers.get("traceparent"),
         )
         options = reply_options(asked, echo=None, top=top)
         return await answer(api, request, asked, options, _writer)

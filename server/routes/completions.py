@@ -11,7 +11,7 @@ from server.intake import read_body
 from server.protocol.completions import CompletionBody
 from server.replies.piece import ReplyOptions
 from server.replies.writers import CompletionWriter
-from server.translate import Asked, check_width, truncated, wanted_tpot
+from server.translate import Asked, check_width, truncated, wanted_times
 
 __all__ = ["completion_routes"]
 
@@ -27,7 +27,7 @@ def completion_routes(api: Api) -> APIRouter:
         """Continue each prompt."""
         body = await read_body(request, CompletionBody, api.options.body_limit)
         serving, _ = served(api, body.model)
-        tpot = wanted_tpot(request.headers, api.options.tpot)
+        wishes = wanted_times(request.headers, api.options.wishes)
         check_width(body, len(body.prompt), serving.engine.config)
         asked = Asked(
             body=body,
@@ -35,7 +35,8 @@ def completion_routes(api: Api) -> APIRouter:
             max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
             token_field="max_tokens",  # noqa: S106 - a field's name
             logprobs=body.logprobs,
-            tpot=tpot,
+            wishes=wishes,
+            trace=request.headers.get("traceparent"),
         )
         options = reply_options(asked, echo=await _echo(asked, body, serving), top=body.logprobs)
         return await answer(api, request, asked, options, _writer)

@@ -6,7 +6,7 @@ import pytest
 
 from scheduler.controller import FixedController
 from scheduler.plan import TerminalKind
-from scheduler.stats import Forecast, Reason
+from scheduler.stats import CommitOutcome, Forecast, Reason
 from tests.oracles.desk import desk, outcome, outcomes
 from tests.oracles.rig import (
     BLOCK,
@@ -119,17 +119,59 @@ async def test_a_round_s_rows_and_seconds_add_up(served):
         assert step.round_seconds >= step.schedule_seconds + step.commit_seconds
 
 
-async def test_every_token_but_the_first_run_has_waited(served):
+async def test_every_token_but_the_first_has_waited(served):
     d, found = served
     waits = [wait for step in d.sink.steps for wait in step.itl_seconds]
-    firsts = sum(first_run(shares(d, number)) for number in range(1, 6))
-    assert sum(count for _, count in waits) + firsts == sum(len(tokens) for tokens, _, _ in found)
+    assert sum(count for _, count in waits) + len(found) == sum(len(t) for t, _, _ in found)
     assert len(waits) + len(found) == len([g for g in d.stats if g.committed])
     assert all(seconds >= 0 for seconds, _ in waits)
 
 
-def first_run(groups):
-    return next(g.committed for g in groups if g.committed)
+async def test_tokens_that_come_with_the_first_waited_for_nothing():
+    """A prompt of one token has no rows before its frontier: its first round drafts."""
+    async with desk(draft=TARGET) as d:
+        tokens, _, finish = await outcome(d.ask(request(1, (4,), k=4, max_tokens=12))[0])
+    waits = [wait for step in d.sink.steps for wait in step.itl_seconds]
+    assert waits[0] == (0.0, d.stats[0].committed - 1)
+    assert d.stats[0].committed > 1
+    assert sum(count for _, count in waits) == len(tokens) - 1
+    spent = finish.stats.finished - finish.stats.first_token
+    assert sum(seconds * count for seconds, count in waits) == pytest.approx(spent)
+
+
+async def test_rows_written_for_drafts_and_rows_kept(served):
+    d, found = served
+    for group in d.stats:
+        drafted = 0 if group.speculation is None else group.speculation.k
+        assert group.branch_rows == drafted
+        # The frontier's row and those of the tokens before the last one out.
+        assert group.kept_rows == group.prefilled + group.committed
+    # Two prompt tokens each, and every token out but the last one.
+    kept = sum(group.kept_rows for group in d.stats)
+    assert kept == sum(len(tokens) + 1 for tokens, _, _ in found)
+
+
+async def test_wishes_and_trace_come_back_with_the_end():
+    async with desk() as d:
+        asked = request(1, ttft=0.5, tpot=0.25, trace="00-a-b-01")
+        await outcomes(d.ask(asked, request(2)))
+    ends = [each for step in d.sink.steps for each in step.finished]
+    found = {each.request: (each.ttft, each.tpot, each.trace) for each in ends}
+    assert found == {1: (0.5, 0.25, "00-a-b-01"), 2: (None, None, None)}
+
+
+async def test_a_cancelled_round_s_drafts_were_for_nothing():
+    async with desk(draft=TARGET) as d:
+        (subscription,) = d.ask(request(1, (1, 2), k=4, max_tokens=40))
+        await anext(subscription)
+        d.runner.open.clear()
+        rounds = d.runner.rounds
+        while d.runner.rounds == rounds:
+            await d.runner.reached()
+        d.engine.abort(1)
+        d.runner.open.set()
+    last = d.stats[-1]
+    assert (last.outcome, last.branch_rows, last.kept_rows) == (CommitOutcome.STALE, 4, 0)
 
 
 async def test_the_load_is_told_when_it_changes_between_rounds():

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -13,11 +14,13 @@ from dataclasses import dataclass
 
 import httpx
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from scheduler.errors import ModelRefused
 from server import main
 from server.settings import Settings, SettingsError
 from server.tokenizer import TokenizerService
+from telemetry import otlp
 from tests.oracles.rig import capabilities, config
 from tests.server.world import ScriptedRunner, engine_over, new_tokenizer, serving_of
 
@@ -35,6 +38,9 @@ class FakeRunner(ScriptedRunner):
 @dataclass
 class FakePair:
     runner: FakeRunner
+    target_row_bytes: int = 100
+    draft_row_bytes: int = 10
+    law_row_bytes: int = 1
 
 
 class FakeAssembly:
@@ -172,9 +178,13 @@ def test_the_server_has_a_wish_for_requests_without_one(assembly, settings):
         submit = assembly.engine.submit
         assembly.engine.submit = lambda requests: (asked.extend(requests), submit(requests))[1]
         assert complete(client).status_code == 200
+        page = client.get("/metrics").text
+        assert 'fencepost_slo_seconds{kind="ttft"} 0.4' in page
+        assert 'fencepost_slo_seconds{kind="tpot"} 0.05' in page
 
-    assert visit(settings.model_copy(update={"slo_tpot_ms": 50.0}), steps) == 0
-    assert [request.tpot for request in asked] == [0.05]
+    wishes = {"slo_ttft_ms": 400.0, "slo_tpot_ms": 50.0}
+    assert visit(settings.model_copy(update=wishes), steps) == 0
+    assert [(request.ttft, request.tpot) for request in asked] == [(0.4, 0.05)]
 
 
 def test_a_signal_lets_running_requests_end(assembly, settings):
@@ -240,7 +250,7 @@ def test_the_acceptance_log_is_whole_when_the_server_ends(assembly, settings, tm
         assert complete(client).status_code == 200
         page = client.get("/metrics").text
         assert 'fencepost_acceptance_log_records_total{outcome="dropped"} 0.0' in page
-        assert "fencepost_tokens_committed_total 4.0" in page
+        assert 'fencepost_tokens_committed_total{model="fencepost-pair"} 4.0' in page
 
     assert visit(settings.model_copy(update={"acceptance_log": path}), steps) == 0
     assert "acceptance-log" not in {thread.name for thread in threading.enumerate()}
@@ -283,6 +293,67 @@ def test_a_file_that_is_no_log_keeps_the_server_from_starting(assembly, settings
     with pytest.raises(SettingsError, match=r"acceptance_log=.*no file of this log"):
         main.serve(settings.model_copy(update=asked))
     assert path.read_text(encoding="utf-8") == "mine\n"
+
+
+def test_bytes_of_rows_are_known_once_the_models_are(assembly, settings):
+    assembly.gate.set()
+
+    def steps(client, _stopper):
+        until(lambda: ready(client))
+        assert complete(client).status_code == 200
+        page = client.get("/metrics").text
+        kept = int(page.partition("\nfencepost_kv_committed_bytes_total ")[2].partition(".")[0])
+        # The rows of all tokens but the last one out, which is one of four; one takes 100 bytes.
+        prompt = complete(client).json()["usage"]["prompt_tokens"]
+        assert kept == 100 * (prompt + 3)
+
+    assert visit(settings, steps) == 0
+
+
+def test_traces_leave_with_the_server(assembly, settings, monkeypatch):
+    assembly.gate.set()
+    exporter = InMemorySpanExporter()
+    addresses = []
+    monkeypatch.setattr(otlp, "OTLPSpanExporter", lambda url: (addresses.append(url), exporter)[1])
+    trace = f"00-{'a' * 32}-{'b' * 16}-01"
+
+    def steps(client, _stopper):
+        until(lambda: ready(client))
+        client.headers["traceparent"] = trace
+        assert complete(client).status_code == 200
+
+    address = "http://127.0.0.1:4318/v1/traces"
+    assert visit(settings.model_copy(update={"otel_endpoint": address}), steps) == 0
+    assert addresses == [address]
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    assert set(spans) == {"llm_request", "queue", "prefill", "rounds"}
+    root = spans["llm_request"]
+    assert f"{root.context.trace_id:x}" == "a" * 32
+    assert root.attributes["gen_ai.request.model"] == "fencepost-pair"
+    assert root.attributes["gen_ai.usage.output_tokens"] == 4
+    assert abs(root.end_time / 1e9 - time.time()) < 60
+    assert "OtelBatchSpanRecordProcessor" not in {each.name for each in threading.enumerate()}
+
+
+def test_traces_without_what_they_need_are_refused_by_name(settings, monkeypatch):
+    monkeypatch.delitem(sys.modules, "telemetry.otlp")
+    monkeypatch.setitem(sys.modules, otlp.OTLPSpanExporter.__module__, None)
+    late = settings.model_copy(update={"otel_endpoint": "http://127.0.0.1:4318/v1/traces"})
+    with pytest.raises(SettingsError, match=r"otel_endpoint=http://127.*the extra otel.*\[otel\]"):
+        main.serve(late)
+
+
+def test_nothing_of_traces_is_loaded_without_an_address():
+    """In a process of its own: this one has loaded it already."""
+    code = (
+        "import sys, asyncio\n"
+        "from server import main\n"
+        "from server.settings import Settings\n"
+        "main._Process(Settings())\n"
+        "assert not [name for name in sys.modules if name.startswith('opentelemetry.sdk')]\n"
+        "assert 'telemetry.tracing' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=120)
 
 
 def test_a_port_in_use_is_named(settings):

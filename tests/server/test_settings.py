@@ -35,6 +35,7 @@ def test_defaults():
     assert settings.api_key == ()
     assert settings.heartbeat_seconds == 120
     assert (settings.k, settings.profile_seconds, settings.slo_tpot_ms) == ("auto", 20, None)
+    assert (settings.slo_ttft_ms, settings.otel_endpoint) == (None, None)
     assert settings.cost_cache == Path.home() / ".cache" / "fencepost"
     assert load_settings({"model": "org/name"}).names == ("org/name",)
 
@@ -107,6 +108,11 @@ def test_the_longest_draft(k, k_max, longest):
         ({"cost_cache": ""}, "cost_cache=: an empty name"),
         ({"slo_tpot_ms": "0"}, "slo_tpot_ms=0"),
         ({"slo_tpot_ms": "inf"}, "slo_tpot_ms=inf"),
+        ({"slo_ttft_ms": "0"}, "slo_ttft_ms=0"),
+        ({"slo_ttft_ms": "nan"}, "slo_ttft_ms=nan"),
+        ({"otel_endpoint": "localhost:4318"}, "otel_endpoint=localhost:4318: no URL with a host"),
+        ({"otel_endpoint": "grpc://host:1"}, "otel_endpoint=grpc://host:1: neither http nor https"),
+        ({"otel_endpoint": "http://[bad/"}, "otel_endpoint=http://[bad/"),
         ({"kv_memory": "lots"}, "kv_memory=lots"),
         ({"drain_seconds": "inf"}, "drain_seconds=inf"),
         ({"drain_seconds": "-1"}, "drain_seconds=-1"),

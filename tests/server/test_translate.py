@@ -8,7 +8,7 @@ from scheduler.request import ProposerKind, Verifier
 from server.errors import ApiError
 from server.protocol.completions import CompletionBody
 from server.tokenizer import TokenizerService
-from server.translate import Asked, build_requests, wanted_tpot
+from server.translate import Asked, Wishes, build_requests, wanted_times
 from tests.server.world import (
     CONTEXT,
     ScriptedRunner,
@@ -150,24 +150,39 @@ def test_who_chose_the_seed_is_told():
     assert [r.own_seed for r in requests({"n": 2, "seed": 0})] == [True, True]
 
 
-def test_the_wished_time_of_a_token_reaches_every_choice():
-    assert requests({})[0].tpot is None
-    assert [r.tpot for r in requests({"n": 2}, tpot=0.05)] == [0.05, 0.05]
+def test_the_wished_times_reach_every_choice():
+    assert (requests({})[0].ttft, requests({})[0].tpot) == (None, None)
+    wished = requests({"n": 2}, wishes=Wishes(ttft=0.25, tpot=0.05))
+    assert [(r.ttft, r.tpot) for r in wished] == [(0.25, 0.05)] * 2
+
+
+def test_the_trace_of_a_call_reaches_every_choice():
+    assert requests({})[0].trace is None
+    assert [r.trace for r in requests({"n": 2}, trace="00-a-b-01")] == ["00-a-b-01"] * 2
 
 
 @pytest.mark.parametrize(
-    ("headers", "default", "seconds"),
+    ("given", "default", "seconds"),
     [
-        ({}, None, None),
-        ({}, 0.02, 0.02),
-        ({"x-slo-tpot-ms": "50"}, 0.02, 0.05),
-        ({"x-slo-tpot-ms": " 12.5 "}, None, 0.0125),
-        ({"x-slo-tpot-ms": "1e3"}, None, 1.0),
-        ({"x-slo-tpot-ms": ".5"}, None, 0.0005),
+        (None, None, None),
+        (None, 0.02, 0.02),
+        ("50", 0.02, 0.05),
+        (" 12.5 ", None, 0.0125),
+        ("1e3", None, 1.0),
+        (".5", None, 0.0005),
     ],
 )
-def test_the_wished_time_of_a_token(headers, default, seconds):
-    assert wanted_tpot(headers, default) == seconds
+@pytest.mark.parametrize("name", ["ttft", "tpot"])
+def test_a_wished_time(name, given, default, seconds):
+    headers = {} if given is None else {f"x-slo-{name}-ms": given}
+    found = wanted_times(headers, Wishes(**{name: default}))
+    assert found == Wishes(**{name: seconds})
+
+
+def test_one_wish_leaves_the_other_to_the_server():
+    default = Wishes(ttft=1.0, tpot=0.02)
+    assert wanted_times({"x-slo-ttft-ms": "500"}, default) == Wishes(ttft=0.5, tpot=0.02)
+    assert wanted_times({"x-slo-tpot-ms": "50"}, default) == Wishes(ttft=1.0, tpot=0.05)
 
 
 @pytest.mark.parametrize(
@@ -177,10 +192,11 @@ def test_the_wished_time_of_a_token(headers, default, seconds):
         *("\u0665", ".", "e3", "1" * 100_000 + "x"),
     ],
 )
-def test_a_wish_that_is_no_positive_number_is_refused_by_name(given):
-    with pytest.raises(ApiError, match="x-slo-tpot-ms") as refused:
-        wanted_tpot({"x-slo-tpot-ms": given}, 0.02)
-    assert (refused.value.problem.status, refused.value.problem.param) == (400, "x-slo-tpot-ms")
+@pytest.mark.parametrize("name", ["x-slo-ttft-ms", "x-slo-tpot-ms"])
+def test_a_wish_that_is_no_positive_number_is_refused_by_name(name, given):
+    with pytest.raises(ApiError, match=name) as refused:
+        wanted_times({name: given}, Wishes(ttft=0.5, tpot=0.02))
+    assert (refused.value.problem.status, refused.value.problem.param) == (400, name)
     assert len(refused.value.problem.message) < 120
 
 

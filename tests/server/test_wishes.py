@@ -1,4 +1,4 @@
-"""What a client wants of its tokens' time travels in a header, to both endpoints."""
+"""What a client wants of its tokens' times travels in headers, to both endpoints."""
 
 import pytest
 
@@ -24,17 +24,20 @@ def asked(world, monkeypatch):
 
 @pytest.mark.parametrize("path", CALLS)
 def test_a_wish_reaches_the_engine(client, asked, path):
-    told = client.post(path, json=CALLS[path], headers={"X-SLO-TPOT-ms": "40"})
+    wishes = {"X-SLO-TTFT-ms": "900", "X-SLO-TPOT-ms": "40", "Traceparent": "00-a-b-01"}
+    told = client.post(path, json=CALLS[path], headers=wishes)
     assert told.status_code == client.post(path, json=CALLS[path]).status_code == 200
-    assert [request.tpot for request in asked] == [0.04, None]
+    found = [(request.ttft, request.tpot, request.trace) for request in asked]
+    assert found == [(0.9, 0.04, "00-a-b-01"), (None, None, None)]
 
 
+@pytest.mark.parametrize("name", ["x-slo-ttft-ms", "x-slo-tpot-ms"])
 @pytest.mark.parametrize("path", CALLS)
-def test_a_wish_that_is_none_is_refused(client, asked, path):
-    told = client.post(path, json=CALLS[path], headers={"x-slo-tpot-ms": "soon"})
+def test_a_wish_that_is_none_is_refused(client, asked, path, name):
+    told = client.post(path, json=CALLS[path], headers={name: "soon"})
     assert told.status_code == 400
     problem = told.json()["error"]
-    assert problem["param"] == "x-slo-tpot-ms"
+    assert problem["param"] == name
     assert "'soon'" in problem["message"]
     assert asked == []
 

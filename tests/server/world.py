@@ -165,14 +165,15 @@ class Outcomes(OutcomeSink):
 
 
 class Sink:
-    """Remembers how requests ended outside a round."""
+    """Remembers all rounds, and how requests ended outside a round."""
 
     def __init__(self) -> None:
+        self.steps = []
         self.ended = []
         self.changed = threading.Condition()
 
     def step(self, stats) -> None:
-        pass
+        self.steps.append(stats)
 
     def load(self, load) -> None:
         pass
@@ -289,7 +290,10 @@ class _Process:
         await world.engine.start()
         api = Api(backend=world.backend, options=self._options)
         app = create_app(
-            api, metrics=lambda accept: (accept.encode(), "text/x"), outcomes=world.outcomes
+            api,
+            metrics=lambda accept: (accept.encode(), "text/x"),
+            outcomes=world.outcomes,
+            page=True,
         )
         settings = {"lifespan": "off", "ws": "none", "log_config": None, "http": Connection}
         server = uvicorn.Server(uvicorn.Config(app, **settings))

@@ -15,6 +15,7 @@ class Board:
         self.memory = 4096.0
         self.metrics = Metrics(
             self.registry,
+            model="pair",
             k_max=k_max,
             domains=domains,
             device_memory=lambda: self.memory,

@@ -45,7 +45,7 @@ class Shelf:
     def __init__(self, folder, *, limit=BIG, kept=4, header=HEADER, file=None, **options):
         self.path = folder / "accept.log"
         self.metrics = Metrics(
-            new_registry(), k_max=8, domains=(), device_memory=lambda: 0.0, build={}
+            new_registry(), model="m", k_max=8, domains=(), device_memory=lambda: 0.0, build={}
         ).acceptance_log
         self.file = file or RotatingFile(
             self.path,

@@ -20,6 +20,7 @@ from scheduler.stats import (
     StepStats,
 )
 
+_OWN = ("request", "ttft", "tpot", "trace")
 LOAD = LoadStats(
     running=0, waiting=0, target_pool=PoolStats(used=0, free=8, cached=0), draft_pool=None
 )
@@ -105,7 +106,8 @@ def forecast(tokens=6.0, seconds=0.25, plain_tokens=2.0, plain_seconds=0.125):
 
 def ended(reason=FinishReason.STOP, *, speculated=True, prompt_tokens=7, **changes):
     """A request that arrived at 100 s, was admitted after 0.5 s, gave its first token after 2 s
-    and ended after 6 s with 5 tokens."""
+    and ended after 6 s with 5 tokens. `changes` name fields of its record or of its stats."""
+    own = {name: changes.pop(name) for name in _OWN if name in changes}
     stats = RequestStats(
         steps=1,
         drafted=4,
@@ -119,10 +121,11 @@ def ended(reason=FinishReason.STOP, *, speculated=True, prompt_tokens=7, **chang
         first_token=102.0,
         finished=106.0,
     )
-    return FinishedStats(
+    found = FinishedStats(
         request=1,
         reason=reason,
         speculated=speculated,
         prompt_tokens=prompt_tokens,
         request_stats=replace(stats, **changes),
     )
+    return replace(found, **own)

@@ -3,13 +3,18 @@
 import math
 
 import pytest
+from prometheus_client import ProcessCollector, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.openmetrics.exposition import ALLOWUTF8
+from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_page
 from prometheus_client.parser import text_string_to_metric_families
 
 from scheduler.request import FinishReason
 from telemetry.metrics import Metrics, new_registry
 from telemetry.page import render
 from telemetry.sink import PrometheusSink
+from telemetry.slo import WishKind
 from tests.telemetry.conftest import Board
 from tests.telemetry.rounds import decided, drafted, ended, forecast, plain, step
 
@@ -47,6 +52,41 @@ def test_page_parses_and_is_finite(board, accept, busy):
     assert all(math.isfinite(sample.value) and sample.value >= 0 for sample in samples)
 
 
+@pytest.mark.parametrize("accept", ["", OPENMETRICS])
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_page_is_what_the_client_library_renders(board, accept, busy):
+    if busy:
+        traffic(board)
+        board.sink.step(step(plain(), round_seconds=1e7, itl_seconds=((1e-9, 10**7),)))
+        board.metrics.slo.wish(WishKind.TTFT, math.inf)
+    odd = CounterMetricFamily("odd", 'with "quotes", a \\ and\na line', labels=("b", "a"))
+    odd.add_metric(('say "x"', "back\\slash\nand line, é"), 1.5)
+    board.registry.register(Fixed(odd))
+    # Of the process, as it was a moment ago: it changes from one look to the next.
+    board.registry.register(Fixed(*processes(board.registry)))
+    ours = render(board.registry, accept)[0]
+    theirs = openmetrics_page if accept else generate_latest
+    assert ours == theirs(board.registry, escaping=ALLOWUTF8)
+
+
+class Fixed:
+    """Families that do not change."""
+
+    def __init__(self, *families):
+        self._families = families
+
+    def collect(self):
+        return self._families
+
+
+def processes(registry):
+    """Takes the collector of the process out, and gives what it said."""
+    found = [each for each in registry._collector_to_names if isinstance(each, ProcessCollector)]
+    for each in found:
+        registry.unregister(each)
+    return [family for each in found for family in each.collect()]
+
+
 def test_format_follows_the_accept_header(board):
     assert render(board.registry)[1].startswith("text/plain")
     assert render(board.registry, "*/*")[1].startswith("text/plain")
@@ -64,7 +104,13 @@ def test_format_follows_the_accept_header(board):
         ("spec_acceptance_base_total", 4 * 2 * 4),
         ("spec_rounds_total", (1 + 2 + 3 + 4 + 5) * 4),
         ("tokens_committed_total", 1),
-        ("round_seconds_total", 6),
+        ("tokens_goodput_total", 1),
+        ("request_slo_total", 5),
+        ("kv_temporary_bytes_total", 1),
+        ("kv_committed_bytes_total", 1),
+        ("row_buffer_bytes", 1),
+        ("draft_stale_total", 1),
+        ("round_seconds_total", 6 * 10),
         ("round_rows_count", 3),
         ("round_k_count", 1),
         ("kv_blocks", 6),
@@ -109,7 +155,7 @@ def series(registry):
 
 def test_every_series_exists_before_the_engine_does():
     registry = new_registry()
-    metrics = Metrics(registry, k_max=2, domains=(), device_memory=lambda: 0.0, build={})
+    metrics = Metrics(registry, model="m", k_max=2, domains=(), device_memory=lambda: 0.0, build={})
     before = series(registry)
     PrometheusSink(metrics)
     assert series(registry) == before
@@ -145,6 +191,7 @@ def test_aliases_keep_their_colon_in_every_format(board, accept):
 
 
 def test_counters_end_in_total_and_only_they(board):
+    board.metrics.slo.wish(WishKind.TTFT, 0.5)
     for family in board.registry.collect():
         names = {sample.name for sample in family.samples}
         assert all(name.endswith("_total") for name in names) == (family.type == "counter")
@@ -173,7 +220,7 @@ def test_http_statuses_by_class_with_clients_that_left_apart(board):
 def test_two_engines_share_nothing():
     first, second = Board(), Board()
     traffic(first)
-    assert second.value("tokens_committed_total") == 0
+    assert second.total("fencepost_tokens_committed_total") == 0
 
 
 def test_k_max_of_zero_has_rounds_and_no_positions():

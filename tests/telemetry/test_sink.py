@@ -115,7 +115,7 @@ def test_costs_of_a_round_add_up_to_its_time(board):
         )
     )
     parts = {
-        name: board.value("round_seconds_total", part=name)
+        name: board.value("round_seconds_total", part=name, rows="9-16")
         for name in ("draft", "verify", "decide", "schedule", "commit", "queue")
     }
     assert parts == {
@@ -126,6 +126,7 @@ def test_costs_of_a_round_add_up_to_its_time(board):
         "commit": 0.015625,
         "queue": 0.265625,
     }
+    assert board.total("fencepost_round_seconds_total") == 1
     assert board.value("forward_seconds_total") == 0.5
     assert board.value("rounds_total") == 1
     assert board.value("rows_total", kind="target") == 9
@@ -139,7 +140,20 @@ def test_costs_of_a_round_add_up_to_its_time(board):
 def test_parts_that_overlap_a_little_never_count_backwards(board):
     timings = RoundTimings(draft=0.5, verify=0.5, decide=0.5, forward=0.0)
     board.sink.step(step(timings=timings, round_seconds=1.0))
-    assert board.value("round_seconds_total", part="queue") == 0
+    assert board.total("fencepost_round_seconds_total", part="queue") == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "size"),
+    [
+        *((0, "0-1"), (1, "0-1"), (2, "2-4"), (4, "2-4"), (5, "5-8"), (64, "33-64")),
+        *((65, "65-128"), (512, "257-512"), (513, "513+"), (100_000, "513+")),
+    ],
+)
+def test_costs_by_the_size_of_the_packed_call(board, rows, size):
+    board.sink.step(step(round_seconds=0.5, target_rows=rows))
+    assert board.value("round_seconds_total", part="queue", rows=size) == 0.5
+    assert board.total("fencepost_round_seconds_total") == 0.5
 
 
 def test_rows_of_the_packed_call_by_kind(board):
@@ -160,7 +174,7 @@ def test_outcomes_other_than_published_count_no_tokens(board):
     assert board.value("commit_total", outcome="published") == 1
     assert board.value("commit_total", outcome="stale") == 2
     assert board.value("commit_total", outcome="aborted") == 0
-    assert board.value("tokens_committed_total") == 3
+    assert board.value("tokens_committed_total", model="pair") == 3
 
 
 def test_inter_token_histogram_counts_tokens_not_steps(board):
@@ -271,7 +285,7 @@ def test_reach_identity_and_sums(rounds):
     assert sum(accepted) == sum(group.speculation.accepted for group in everyone)
     assert reached[0] == len(everyone)
     committed = sum(group.committed for groups in rounds for group in groups)
-    assert board.value("tokens_committed_total") == committed
+    assert board.value("tokens_committed_total", model="pair") == committed
     assert board.total("fencepost_spec_rounds_total") == sum(len(groups) for groups in rounds)
 
 

@@ -157,7 +157,7 @@ def test_a_table_without_plain_decoding_is_not_mixed_with_measured_times(
     [
         ('position="0"', 'place="0"', "fencepost_spec_accepted_total has no label 'position'"),
         ('position="0"', 'position="x"', "fencepost_spec_accepted_total: position 'x' is no numb"),
-        ('round_seconds_total{part="draft"}', "round_seconds_total", "has no label 'part'"),
+        ('_seconds_total{part="draft",rows="0-1"}', "_seconds_total", "has no label 'part'"),
         ("rounds_total 5.0", "rounds_total NaN", "fencepost_rounds_total: a counter cannot be nan"),
         ("rounds_total 5.0", "rounds_total +Inf", "fencepost_rounds_total: a counter cannot be in"),
         ("rounds_total 5.0", "rounds_total -5", "fencepost_rounds_total: a counter cannot be -5"),
@@ -167,12 +167,12 @@ def test_a_table_without_plain_decoding_is_not_mixed_with_measured_times(
         ("round_k_sum 8.0", "round_k_sum 1e-320", "fencepost_round_k is missing or 0"),
         ("fencepost_round_rows_count", "other", "fencepost_round_rows or"),
         (
-            'seconds_total{part="verify"} 0.03',
-            'seconds_total{part="verify"} 0',
+            'seconds_total{part="verify",rows="0-1"} 0.03',
+            'seconds_total{part="verify",rows="0-1"} 0',
             "--verify-ms: need",
         ),
-        ('seconds_total{part="queue"} ', 'seconds_total{part="queue"} 9e15 ', "--other-ms: needed"),
-        ('seconds_total{part="draft"} ', 'seconds_total{part="draft"} 9e15 ', "--draft-ms: needed"),
+        ('{part="queue",rows="5-8"} ', '{part="queue",rows="5-8"} 9e15 ', "--other-ms: needed"),
+        ('{part="draft",rows="5-8"} ', '{part="draft",rows="5-8"} 9e15 ', "--draft-ms: needed"),
     ],
 )
 def test_a_page_with_a_senseless_number_or_label_is_refused(refusal, page_file, old, new, words):

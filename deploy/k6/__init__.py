@@ -1,0 +1,1 @@
+"""Load scripts for k6, and the driver behind `make load`."""
