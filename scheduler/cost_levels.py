@@ -60,9 +60,13 @@ class CostLevels:
         drafted: drafting has costs of its own. What its mean lies off that is taken out first.
         """
         k = max(round(mean_k), int(mean_k > 0))
-        factors = self.factors(load)
-        level = self._levels.setdefault((load, k), _Level(math.log(factors[k])))
-        found = math.log(ratio * factors[k] / _between(list(enumerate(factors)), mean_k))
+        level = self._levels.get((load, k))
+        if level is None:
+            level = self._levels[load, k] = _Level(math.log(self.factors(load)[k]))
+        found = math.log(ratio)
+        if mean_k != k:
+            points = list(enumerate(self.factors(load)))
+            found += level.value - math.log(_between(points, mean_k))
         if (load, k) != self._cell:
             self._enter((load, k))
         moved = self._compare(found, level)

@@ -28,6 +28,8 @@ _FLOOR_PASSES = 4
 _AWAKE_ROUNDS = 8
 """Plain rounds in a row after which only every few rounds are thought about."""
 _DOZE_ROUNDS = 3
+_NAP_ROUNDS = 2
+"""Rounds that are drafted as the one before them, when that one was too and nobody came or went."""
 _PLAIN = Choice(k=0, reason=Reason.KEPT)
 
 
@@ -54,6 +56,7 @@ class GoodputController:
         self._rows = 0
         self._plain_rounds = 0
         self._doze = 0
+        self._nap = 0
         self._output = _OUTPUT
         self._outputs = 1
         self._ended: set[int] = set()
@@ -64,6 +67,9 @@ class GoodputController:
             return Decision()
         if self._dozes(view):
             return Decision(choices={each.request: _PLAIN for each in view.requests})
+        if self._naps(view):
+            self._prober.rest()
+            return self._same(view)
         now, price = self._priced_round(view)
         floors = self._floors(now)
         chosen = best(now.candidates, floors, now.costs, price)
@@ -72,9 +78,11 @@ class GoodputController:
         if self._breaks_wishes(now, chosen):  # what was filled in beside the floors made it long
             chosen = priced(now.candidates, floors, now.costs)
         reasons = {each: self._reason(each, chosen.lengths, floors, view) for each in now.at_will}
+        before = self._last
         self._last = {
             each: chosen.lengths.get(each, 0) for each, seen in now.at_will.items() if seen.room
         }
+        self._nap = _NAP_ROUNDS if chosen.lengths and self._last == before else 0
         self._rows = view.rows
         plan = Plan(
             candidates=now.candidates,
@@ -118,6 +126,23 @@ class GoodputController:
             return False
         self._doze -= 1
         return all(each.asked is None and each.tpot is None for each in view.requests)
+
+    def _naps(self, view: LoadView) -> bool:
+        """Whether to draft as in the round before without a thought: thinking takes its share of a
+        small model's round. Ends at once when anybody comes, goes or prefills."""
+        if not self._nap or view.prefill_rows or len(view.requests) != len(self._last):
+            return False
+        self._nap -= 1
+        return all(
+            each.request in self._last and each.asked is None and each.tpot is None
+            for each in view.requests
+        )
+
+    def _same(self, view: LoadView) -> Decision:
+        lengths = {each.request: min(self._last[each.request], each.room) for each in view.requests}
+        return Decision(
+            choices={each: Choice(k=k, reason=Reason.KEPT) for each, k in lengths.items()}
+        )
 
     def _count_plain(self, chosen: Allocation) -> None:
         self._plain_rounds = 0 if chosen.lengths else self._plain_rounds + 1

@@ -55,6 +55,11 @@ class Prober:
         self._plain: dict[int, int] = {}
         self._seen: dict[int, int] = {}
         self._turn = 0
+        self._rested = 0
+
+    def rest(self) -> None:
+        """A drafting round went by unasked; its share of the time is saved up."""
+        self._rested += 1
 
     def learn(self, stats: StepStats) -> None:
         """Count at each load the rounds of decoding since the last plain one, and since the last
@@ -74,7 +79,8 @@ class Prober:
 
         `at_liberty`: nobody has a wish that a round of another K would break.
         """
-        saved = self._credit + _SHARE * chosen.seconds
+        saved = self._credit + _SHARE * chosen.seconds * (1 + self._rested)
+        self._rested = 0
         self._credit = min(saved, _SAVED_ROUNDS * chosen.seconds)
         load = plan.costs.emitters.bit_length()
         if any(plan.lengths.get(each) for each in plan.at_will):

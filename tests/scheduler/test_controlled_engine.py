@@ -157,7 +157,7 @@ async def test_greedy_and_sampled_requests_keep_their_texts():
     for each, (tokens, _, _) in zip(asked, found, strict=False):
         assert tokens == expected(each, context=400)
     ks = {c.k for step in d.sink.steps for c in step.decision.choices.values()}
-    assert len(ks) >= 4
+    assert len(ks) >= 3
 
 
 async def test_a_fixed_k_binds_its_own_request_only():

@@ -94,6 +94,53 @@ def test_it_goes_on_without_a_look_as_long_as_nothing_changes():
     assert reasons_of(decision) == {Reason.KEPT}
 
 
+# ---- the same drafts once more ------------------------------------------------------------------
+
+
+def napping(views=None):
+    """A controller whose next round would be drafted as the one before, and that decision."""
+    controller, found = GoodputController(CHEAP, K), None
+    while found is None or found.forecast is not None:
+        (found,) = lived(controller, CHEAP, 1, alpha=0.95, views=views)
+    return controller, found
+
+
+def test_a_settled_choice_is_repeated_twice_without_a_look():
+    found = lived(GoodputController(CHEAP, K), CHEAP, 120, alpha=0.95)
+    looks = [number for number, each in enumerate(found) if each.forecast is not None]
+    assert {b - a for a, b in pairwise(looks)} == {1, 3}
+    assert len(looks) < 60
+    for before, after in pairwise(found):
+        if after.forecast is None and before.forecast is None:
+            assert ks_of(after, *range(4)) == ks_of(before, *range(4))
+            assert reasons_of(after) == {Reason.KEPT}
+
+
+def test_a_repeated_k_ends_where_the_request_has_room():
+    controller, decision = napping()
+    assert min(ks_of(decision, *range(4))) >= 2
+    short = controller.decide(view(seen(0, room=1), *(seen(n) for n in range(1, 4))))
+    assert short.forecast is None
+    assert ks_of(short, *range(4)) == [1, *ks_of(decision, 1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("views", "prefill_rows"),
+    [
+        ([seen(n) for n in range(3)], 0),
+        ([seen(n) for n in range(5)], 0),
+        ([seen(n) for n in (0, 1, 2, 9)], 0),
+        ([*(seen(n) for n in range(3)), seen(3, asked=1)], 0),
+        ([*(seen(n) for n in range(3)), seen(3, tpot=1.0)], 0),
+        ([seen(n) for n in range(4)], 64),
+    ],
+    ids=["one less", "one more", "another one", "a K is asked for", "a pace", "a prefill"],
+)
+def test_nothing_is_repeated_when_anything_changes(views, prefill_rows):
+    controller, _ = napping()
+    assert controller.decide(view(*views, prefill_rows=prefill_rows)).forecast is not None
+
+
 def test_drafting_ends_where_nothing_is_accepted_and_comes_back():
     """No one-way switch: probes find out that drafts are accepted again."""
     controller = GoodputController(CHEAP, K)
