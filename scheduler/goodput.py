@@ -14,6 +14,7 @@ from scheduler.cost_model import CostModel, RoundCosts
 from scheduler.costs import CostTable
 from scheduler.probing import Plan, Prober
 from scheduler.request import ProposerKind
+from scheduler.resting import Rest
 from scheduler.stats import Choice, Decision, Forecast, Reason, StepStats
 
 _KEEP = 0.01
@@ -25,12 +26,6 @@ _OUTPUT = 128.0
 _OUTPUTS = 32
 """and how many of those that ended their mean is over, about."""
 _FLOOR_PASSES = 4
-_AWAKE_ROUNDS = 8
-"""Plain rounds in a row after which only every few rounds are thought about."""
-_DOZE_ROUNDS = 3
-_NAP_ROUNDS = 2
-"""Rounds that are drafted as the one before them, when that one was too and nobody came or went."""
-_PLAIN = Choice(k=0, reason=Reason.KEPT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +49,7 @@ class GoodputController:
         self._prober = Prober(self._book, self._model)
         self._last: Mapping[int, int] = {}
         self._rows = 0
-        self._plain_rounds = 0
-        self._doze = 0
-        self._nap = 0
+        self._rest = Rest()
         self._output = _OUTPUT
         self._outputs = 1
         self._ended: set[int] = set()
@@ -65,11 +58,11 @@ class GoodputController:
         """K for each request of the view, with what is expected of it."""
         if not view.requests:
             return Decision()
-        if self._dozes(view):
-            return Decision(choices={each.request: _PLAIN for each in view.requests})
-        if self._naps(view):
-            self._prober.rest()
-            return self._same(view)
+        unthought = self._rest.lengths(view, self._last)
+        if unthought is not None:
+            if any(unthought.values()):
+                self._prober.rest()
+            return _as_before(unthought)
         now, price = self._priced_round(view)
         floors = self._floors(now)
         chosen = best(now.candidates, floors, now.costs, price)
@@ -82,7 +75,7 @@ class GoodputController:
         self._last = {
             each: chosen.lengths.get(each, 0) for each, seen in now.at_will.items() if seen.room
         }
-        self._nap = _NAP_ROUNDS if chosen.lengths and self._last == before else 0
+        self._rest.settle(drafts=bool(chosen.lengths), same=self._last == before)
         self._rows = view.rows
         plan = Plan(
             candidates=now.candidates,
@@ -98,7 +91,7 @@ class GoodputController:
             reasons |= dict.fromkeys(probe.lengths, probe.reason)
             lengths = {**chosen.lengths, **probe.lengths}
             chosen = priced(now.candidates, lengths, now.costs)
-        self._count_plain(chosen)
+        self._rest.count(plain=not chosen.lengths)
         return self._decision(now, chosen, reasons)
 
     def learn(self, stats: StepStats) -> None:
@@ -117,36 +110,6 @@ class GoodputController:
     def forget(self, request: int) -> None:
         """The request ended; its last round is still to be learnt from."""
         self._ended.add(request)
-
-    def _dozes(self, view: LoadView) -> bool:
-        """Whether to decode plainly without a thought, as in the rounds before: where drafts do not
-        pay, choosing none should cost nothing. Ends at once when the load falls or asks for more.
-        """
-        if not self._doze or len(view.requests) < len(self._last):
-            return False
-        self._doze -= 1
-        return all(each.asked is None and each.tpot is None for each in view.requests)
-
-    def _naps(self, view: LoadView) -> bool:
-        """Whether to draft as in the round before without a thought: thinking takes its share of a
-        small model's round. Ends at once when anybody comes, goes or prefills."""
-        if not self._nap or view.prefill_rows or len(view.requests) != len(self._last):
-            return False
-        self._nap -= 1
-        return all(
-            each.request in self._last and each.asked is None and each.tpot is None
-            for each in view.requests
-        )
-
-    def _same(self, view: LoadView) -> Decision:
-        lengths = {each.request: min(self._last[each.request], each.room) for each in view.requests}
-        return Decision(
-            choices={each: Choice(k=k, reason=Reason.KEPT) for each, k in lengths.items()}
-        )
-
-    def _count_plain(self, chosen: Allocation) -> None:
-        self._plain_rounds = 0 if chosen.lengths else self._plain_rounds + 1
-        self._doze = _DOZE_ROUNDS if self._plain_rounds >= _AWAKE_ROUNDS else 0
 
     def _round(self, view: LoadView) -> _Round:
         emitters = len(view.requests)
@@ -313,6 +276,10 @@ class GoodputController:
             plain_seconds=plain.seconds * self._model.speed,
         )
         return Decision(choices=choices, forecast=forecast)
+
+
+def _as_before(lengths: Mapping[int, int]) -> Decision:
+    return Decision(choices={each: Choice(k=k, reason=Reason.KEPT) for each, k in lengths.items()})
 
 
 def _differs(lengths: Mapping[int, int], others: Mapping[int, int]) -> bool:

@@ -3,10 +3,11 @@
 Shows counts, times and request ids, and neither text nor tokens. Knows no route.
 """
 
-import json
 import math
 from collections import deque
 from itertools import islice
+
+from pydantic_core import to_json
 
 from scheduler.stats import (
     Choice,
@@ -20,7 +21,6 @@ from telemetry.gains import compare
 
 __all__ = ["RoundLog"]
 
-_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _DIGITS = 6
 """After the decimal point: microseconds."""
 
@@ -37,7 +37,7 @@ class RoundLog:
 
     def step(self, stats: StepStats) -> None:
         """Keep one round."""
-        self._rounds.append(_encode(_record(stats)).encode())
+        self._rounds.append(to_json(_record(stats)))
 
     def load(self, load: LoadStats) -> None:
         """Not kept: each round has its load."""

@@ -52,7 +52,8 @@ _CROWD_PROMPT = 8
 """So short that one round prefills them all: then all run at once."""
 _CROWD_TOKENS = 48
 _DEBUG_ROUNDS = 200
-_SCRAPE_SECONDS = 1.0
+_SCRAPE_SECONDS = 5.0
+"""As deploy/prometheus/prometheus.yml has it."""
 
 T = TypeVar("T")
 
@@ -178,7 +179,7 @@ class Studio:
         return page
 
     async def scrape_on(self) -> None:
-        """Scrape once a second of time with telemetry, until cancelled."""
+        """Scrape again and again in time with telemetry, until cancelled."""
         while True:
             if self.switch.on:
                 await self.scrape()

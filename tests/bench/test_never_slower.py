@@ -27,7 +27,6 @@ STRICT = (
         ("wrong-n/embedded", 32),
         *(("wrong-k-cheap/gpu", n) for n in (8, 32)),
         ("wrong-step/embedded", 2),
-        ("wrong-step/gpu", 4),
     ),
     *(("prefill-full/gpu", 16), ("long/embedded", 8), ("recorded-token/embedded", 4)),
 )

@@ -12,6 +12,7 @@ _BOOK = "scheduler/book.py"
 _CHOICE = "scheduler/drafts.py"
 _ENGINE = "scheduler/engine.py"
 _GOODPUT = "scheduler/goodput.py"
+_RESTING = "scheduler/resting.py"
 _ACCEPTANCE = "scheduler/acceptance.py"
 _PROBING = "scheduler/probing.py"
 _ALLOCATION = "scheduler/allocation.py"
@@ -65,15 +66,15 @@ CONTROL = (
     fault(
         "dozing never ends",
         "",
-        _GOODPUT,
+        _RESTING,
         ("        self._doze -= 1\n        return all", "        return all"),
         f"{CONTROLLED_TESTS}::test_a_doze_ends_although_the_load_stays",
     ),
     fault(
         "dozing goes on when the load falls",
         "",
-        _GOODPUT,
-        ("not self._doze or len(view.requests) < len(self._last)", "not self._doze"),
+        _RESTING,
+        ("not self._doze or len(view.requests) < _FALLEN * len(last)", "not self._doze"),
         f"{CONTROLLED_TESTS}::test_a_fallen_load_ends_a_doze_at_once",
     ),
     fault(
