@@ -1,6 +1,6 @@
 """Finds commands that tests drive and Python does not bring; runs none of them.
 
-Where one is missing a test skips by name, unless FENCEPOST_REQUIRE_TOOLS=1 is set (CI sets it).
+Where one is missing a test skips by name, unless REQUIRE_TOOLS=1 is set (CI sets it).
 """
 
 import os
@@ -17,6 +17,6 @@ def find_tool(name: str) -> Path:
     found = shutil.which(name, path=places)
     if found is not None:
         return Path(found)
-    if os.environ.get("FENCEPOST_REQUIRE_TOOLS") == "1":
-        pytest.fail(f"{name} is not installed, and FENCEPOST_REQUIRE_TOOLS is set")
+    if os.environ.get("REQUIRE_TOOLS") == "1":
+        pytest.fail(f"{name} is not installed, and REQUIRE_TOOLS is set")
     pytest.skip(f"{name} is not installed")
