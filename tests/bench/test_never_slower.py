@@ -20,7 +20,7 @@ STRICT = (
     *(("iid-0.85/graphs", n) for n in (2, 16)),
     *(("iid-0.85/moe", n) for n in (1, 8)),
     *(("iid-0.85/slow", n) for n in (4, 32)),
-    *(("front/gpu", 4), ("back/embedded", 16), ("mixed/gpu", 8), ("masses-0.6/embedded", 8)),
+    *(("front/gpu", 4), ("back/embedded", 16), ("mixed/gpu", 4), ("masses-0.6/embedded", 8)),
     *(("down/embedded", 4), ("up/gpu", 16), ("recovery/gpu", 16), ("ramp/gpu", 32)),
     *(
         ("wrong-k-dear/embedded", 16),
