@@ -52,11 +52,15 @@ class Rest:
         return all(each.asked is None and each.tpot is None for each in view.requests)
 
     def _naps(self, view: LoadView, last: Mapping[int, int]) -> bool:
-        """Drafting goes on. Ends at once when anybody comes, goes or prefills, or asks for more."""
+        """Drafting goes on. Ends at once when anybody comes, goes or prefills, or must not or will
+        not be drafted for freely."""
         if not self._nap or view.prefill_rows or len(view.requests) != len(last):
             return False
         self._nap -= 1
         return all(
-            each.request in last and each.asked is None and each.tpot is None
+            each.request in last
+            and each.asked is None
+            and each.tpot is None
+            and not each.shared_seed
             for each in view.requests
         )

@@ -94,6 +94,15 @@ def test_it_goes_on_without_a_look_as_long_as_nothing_changes():
     assert reasons_of(decision) == {Reason.KEPT}
 
 
+def test_one_of_many_that_ends_wakes_nobody():
+    many = [seen(n) for n in range(16)]
+    controller = GoodputController(DEAR, K)
+    while lived(controller, DEAR, 1, views=many)[0].forecast is not None:
+        pass
+    assert controller.decide(view(*many[1:])).forecast is None
+    assert controller.decide(view(*many[3:])).forecast is not None
+
+
 # ---- the same drafts once more ------------------------------------------------------------------
 
 
@@ -132,9 +141,18 @@ def test_a_repeated_k_ends_where_the_request_has_room():
         ([seen(n) for n in (0, 1, 2, 9)], 0),
         ([*(seen(n) for n in range(3)), seen(3, asked=1)], 0),
         ([*(seen(n) for n in range(3)), seen(3, tpot=1.0)], 0),
+        ([*(seen(n) for n in range(3)), seen(3, shared_seed=True)], 0),
         ([seen(n) for n in range(4)], 64),
     ],
-    ids=["one less", "one more", "another one", "a K is asked for", "a pace", "a prefill"],
+    ids=[
+        "one less",
+        "one more",
+        "another one",
+        "a K is asked for",
+        "a pace",
+        "a twin",
+        "a prefill",
+    ],
 )
 def test_nothing_is_repeated_when_anything_changes(views, prefill_rows):
     controller, _ = napping()
