@@ -36,6 +36,7 @@ from telemetry.acceptance_log import AcceptanceLog
 from telemetry.acceptance_log_files import RotatingFile
 from telemetry.acceptance_log_lines import LogHeader, header_line, is_header
 from telemetry.aliases import VllmAliases
+from telemetry.batches import Batches
 from telemetry.decision_log import DecisionLog
 from telemetry.fan_out import FanOut
 from telemetry.loop_lag import LagMonitor
@@ -122,6 +123,10 @@ class _Process:
             if wish is not None:
                 self._metrics.slo.wish(kind, wish)
         VllmAliases(self._registry, self._metrics, model_name=settings.names[0])
+        sinks: list[StatsSink] = [PrometheusSink(self._metrics), DecisionLog(time.monotonic)]
+        if self._rounds is not None:
+            sinks.append(self._rounds)
+        self._batches = Batches(FanOut(*sinks))
 
     async def run(self) -> int:
         """Listen, load, serve, drain."""
@@ -159,9 +164,9 @@ class _Process:
         )
         app = create_app(
             Api(backend=self._backend, options=options),
-            metrics=partial(render, self._registry),
+            metrics=self._metrics_page,
             outcomes=_HttpOutcomes(self._metrics),
-            rounds=None if self._rounds is None else self._rounds.page,
+            rounds=None if self._rounds is None else partial(self._rounds_page, self._rounds),
             page=settings.page,
         )
         return uvicorn.Config(
@@ -175,6 +180,15 @@ class _Process:
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
         )
+
+    async def _metrics_page(self, accept: str) -> tuple[bytes, str]:
+        """Rendered in a thread: it takes longer than a round should wait."""
+        self._batches.flush()
+        return await asyncio.to_thread(render, self._registry, accept)
+
+    def _rounds_page(self, rounds: RoundLog, last: int | None) -> bytes:
+        self._batches.flush()
+        return rounds.page(last)
 
     async def _load_or_stop(self) -> "Engine | None":
         """The started engine; None when a signal came first. Raises what loading raised."""
@@ -210,9 +224,7 @@ class _Process:
                 target=pair.target_row_bytes, draft=pair.draft_row_bytes, law=pair.law_row_bytes
             )
         )
-        sinks: list[StatsSink] = [PrometheusSink(self._metrics), DecisionLog(time.monotonic)]
-        if self._rounds is not None:
-            sinks.append(self._rounds)
+        sinks: list[StatsSink] = [self._batches]
         self._log = self._acceptance_log(loaded)
         if self._log is not None:
             sinks.append(self._log)

@@ -1,6 +1,6 @@
 """GET /health, /ready, /version, /load and /metrics: what operators and probes ask."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter
@@ -12,7 +12,7 @@ from server.version import version
 
 __all__ = ["MetricsPage", "operation_routes"]
 
-MetricsPage = Callable[[str], tuple[bytes, str]]
+MetricsPage = Callable[[str], Awaitable[tuple[bytes, str]]]
 """The page and its content type for an Accept header."""
 
 
@@ -48,9 +48,9 @@ def operation_routes(api: Api, page: MetricsPage) -> APIRouter:
         }
 
     @router.get("/metrics")
-    def metrics(request: Request) -> Response:
-        """All counters. In a thread: it takes longer than a round should wait."""
-        body, kind = page(request.headers.get("accept", ""))
+    async def metrics(request: Request) -> Response:
+        """All counters."""
+        body, kind = await page(request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": kind})
 
     return router

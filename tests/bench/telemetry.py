@@ -27,6 +27,7 @@ from scheduler.runtime.create import LoadedPair, PairOptions, create_runner
 from scheduler.runtime.loading import ModelSource
 from scheduler.stats import FinishedStats, LoadStats, StatsSink, StepStats
 from telemetry.aliases import VllmAliases
+from telemetry.batches import Batches
 from telemetry.decision_log import DecisionLog
 from telemetry.fan_out import FanOut
 from telemetry.metrics import Metrics, new_registry
@@ -62,7 +63,7 @@ T = TypeVar("T")
 class Options:
     """`tokens` None leaves the lengths of answers to what is usual here."""
 
-    rounds: int = 30
+    rounds: int = 50
     threads: int | None = 1
     tokens: int | None = None
     json: Path | None = None
@@ -150,7 +151,13 @@ class Studio:
         )
         VllmAliases(self.registry, metrics, model_name="fencepost-pair")
         self.switch = Switch(
-            FanOut(PrometheusSink(metrics), DecisionLog(time.perf_counter), RoundLog(_DEBUG_ROUNDS))
+            Batches(
+                FanOut(
+                    PrometheusSink(metrics),
+                    DecisionLog(time.perf_counter),
+                    RoundLog(_DEBUG_ROUNDS),
+                )
+            )
         )
         self.scraped = Spent()
 

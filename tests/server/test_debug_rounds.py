@@ -10,6 +10,7 @@ from server.app import create_app
 from server.backend import Backend
 from server.settings import SettingsError, load_settings
 from telemetry.round_log import RoundLog
+from tests.server.world import metrics_page
 from tests.telemetry.rounds import plain, step
 
 pytestmark = pytest.mark.anyio
@@ -19,7 +20,7 @@ def visitor(rounds, *keys):
     """A client of an application that shows `rounds`."""
     app = create_app(
         Api(backend=Backend(), options=ApiOptions(api_keys=keys)),
-        metrics=lambda _: (b"", "text/plain"),
+        metrics=metrics_page,
         outcomes=SimpleNamespace(call=lambda _: None),
         rounds=rounds,
     )

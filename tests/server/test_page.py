@@ -15,6 +15,7 @@ from server.backend import Backend
 from server.cli import _parser
 from server.main import _Process
 from server.settings import load_settings
+from tests.server.world import metrics_page
 
 pytestmark = pytest.mark.anyio
 
@@ -37,7 +38,7 @@ def visitor(app):
 def application(*, page=True, keys=()):
     return create_app(
         Api(backend=Backend(), options=ApiOptions(api_keys=keys)),
-        metrics=lambda _: (b"", "text/plain"),
+        metrics=metrics_page,
         outcomes=SimpleNamespace(call=lambda _: None),
         page=page,
     )

@@ -255,6 +255,11 @@ def serving_of(engine, service, vocabulary: int) -> Serving:
     )
 
 
+async def metrics_page(accept: str) -> tuple[bytes, str]:
+    """Stands for the page of metrics: says what was asked for."""
+    return accept.encode(), "text/x"
+
+
 def new_tokenizer():
     return train_tokenizer(TEXTS)
 
@@ -291,7 +296,7 @@ class _Process:
         api = Api(backend=world.backend, options=self._options)
         app = create_app(
             api,
-            metrics=lambda accept: (accept.encode(), "text/x"),
+            metrics=metrics_page,
             outcomes=world.outcomes,
             page=True,
         )
