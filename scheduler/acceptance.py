@@ -3,7 +3,9 @@
 Reach acceptance alpha_i by the low-variance estimator of contract section 10, sum of masses over
 sum of bases. Labels run up to and including the first rejection; what lies behind it is censored.
 A position is seen only where K reached it, so its estimate is one of the rounds that were given
-such a K (a selection), until a probe goes deeper.
+such a K (a selection), until a probe goes deeper. Where acceptance changes along an output, easy
+parts are given long drafts and hard ones short: the selection would show deep positions as easy.
+Therefore estimates are kept by stage of the output too.
 """
 
 from collections.abc import Sequence
@@ -20,6 +22,12 @@ that is not tried is lost for long and a bad one shows soon."""
 _START_WEIGHT = 8.0
 """Observations that this counts for; later positions start from the one before them. So many that
 a good draft outlives a few early rejections, which are chance where outcomes are 0 or 1."""
+_STAGE_WEIGHT = 30.0
+"""Observations that all stages together count for beside those of one: fewer, and a little bad luck
+at the start of a stage, where all requests of a load may be at once, ends drafting."""
+_STAGE_TOKENS = 32
+_STAGES = 8
+"""Output tokens of the first stage; each further one doubles what went before. The last is open."""
 _POOL_WEIGHT = 20.0
 """Observations that the pool counts for beside a request's own."""
 _POOL_WINDOW = 300.0
@@ -27,7 +35,9 @@ _OWN_WINDOW = 64.0
 """Observations of a position after which an old one counts 1/e,"""
 _IDLE_WINDOW = 400.0
 """and rounds that show nothing of its kind: what was true once may have changed."""
-_IDLE = 1.0 - 1.0 / _IDLE_WINDOW
+_IDLE_ROUNDS = 16
+"""So many of them at a time, since plain decoding is to cost nothing."""
+_IDLE = (1.0 - 1.0 / _IDLE_WINDOW) ** _IDLE_ROUNDS
 
 
 class Tally:
@@ -39,24 +49,111 @@ class Tally:
         self.base = [0.0] * positions
 
     def fade(self) -> None:
-        """A round went by that showed nothing."""
+        """`_IDLE_ROUNDS` went by that showed nothing."""
         self.mass = [_IDLE * mass for mass in self.mass]
         self.base = [_IDLE * base for base in self.base]
 
-    def add(self, speculation: SpeculationStats) -> None:
+    def add(self, mass: Sequence[float], base: Sequence[float]) -> None:
         """Take in one round's reached positions."""
-        observed = zip(speculation.mass, speculation.base, strict=True)
-        for place, (mass, base) in enumerate(observed):
-            self.mass[place] = self.mass[place] * self._kept + mass
-            self.base[place] = self.base[place] * self._kept + base
+        for place, (more, of) in enumerate(zip(mass, base, strict=True)):
+            self.mass[place] = self.mass[place] * self._kept + more
+            self.base[place] = self.base[place] * self._kept + of
+
+
+class Pool:
+    """What all requests of one kind taught, by stage of their outputs."""
+
+    def __init__(self, positions: int) -> None:
+        self._positions = positions
+        self._whole = Tally(positions, _POOL_WINDOW)
+        self._stages: dict[int, Tally] = {}
+        self._idle = 0
+        self._means: list[float] | None = None
+        self._alphas: dict[int, list[float]] = {}
+
+    def add(self, stage: int, seen: SpeculationStats) -> None:
+        """Take in one request's round. It makes what was seen at other stages older too."""
+        if stage not in self._stages:
+            self._stages[stage] = Tally(self._positions, _POOL_WINDOW)
+        nothing = (0.0,) * len(seen.base)
+        for each, tally in self._stages.items():
+            if each == stage:
+                tally.add(seen.mass, seen.base)
+            else:
+                tally.add(nothing, nothing)
+        self._whole.add(seen.mass, seen.base)
+        self._forget_estimates()
+
+    def fade(self) -> None:
+        """A round went by that showed nothing."""
+        self._idle += bool(self._stages)
+        if self._idle == _IDLE_ROUNDS:
+            self._idle = 0
+            for tally in (self._whole, *self._stages.values()):
+                tally.fade()
+            self._forget_estimates()
+
+    def known(self) -> Sequence[float]:
+        """How many observations of late stand behind each position."""
+        return self._whole.base
+
+    def alphas(self, stage: int) -> Sequence[float]:
+        """The estimates of all positions at one stage; none is 0.
+
+        Each starts from that of all stages, times the ratio of this stage to it at the position
+        before: what is hard at its first positions is not taken for easy at those it never showed.
+        """
+        if self._means is None:
+            self._means = _chained(self._whole)
+        if stage not in self._stages:
+            return self._means
+        if stage not in self._alphas:
+            self._alphas[stage] = _beside(self._means, self._stages[stage])
+        return self._alphas[stage]
+
+    def _forget_estimates(self) -> None:
+        self._means = None
+        self._alphas.clear()
+
+
+def _chained(tally: Tally) -> list[float]:
+    """The estimates of all stages, each shrunk to the one before it."""
+    before, found = _START, []
+    for mass, base in zip(tally.mass, tally.base, strict=True):
+        before = min((mass + _START_WEIGHT * before) / (base + _START_WEIGHT), 1.0)
+        found.append(before)
+    return found
+
+
+def _beside(means: Sequence[float], tally: Tally) -> list[float]:
+    """The estimates of one stage, shrunk to those of all."""
+    ratio, found = 1.0, []
+    for mean, mass, base in zip(means, tally.mass, tally.base, strict=True):
+        start = _STAGE_WEIGHT * min(ratio * mean, 1.0)
+        found.append(min((mass + start) / (base + _STAGE_WEIGHT), 1.0))
+        ratio = found[-1] / mean
+    return found
 
 
 @dataclass(slots=True, kw_only=True)
 class _Own:
-    """One request's tally. `teaches`: whether the pool may learn from it."""
+    """One request's account: its masses over those that the pool expected at the time.
+
+    `teaches`: whether the pool may learn from it.
+    """
 
     tally: Tally
     teaches: bool
+    emitted: int = 0
+
+    @property
+    def stage(self) -> int:
+        return min((self.emitted // _STAGE_TOKENS).bit_length(), _STAGES - 1)
+
+    def compare(self, seen: SpeculationStats, alphas: Sequence[float]) -> None:
+        """Book what was seen beside what was expected of it."""
+        expected = [alpha * base for alpha, base in zip(alphas, seen.base, strict=False)]
+        self.tally.add(seen.mass, expected)
 
 
 class AcceptanceBook:
@@ -68,9 +165,8 @@ class AcceptanceBook:
 
     def __init__(self, k_max: int) -> None:
         self._positions = k_max
-        self._pools: dict[Kind, Tally] = {}
+        self._pools: dict[Kind, Pool] = {}
         self._own: dict[int, _Own] = {}
-        self._pooled: dict[Kind, list[float]] = {}
 
     def enter(self, request: int, *, own_seed: bool) -> None:
         """Keep an account for `request` from now on."""
@@ -84,46 +180,39 @@ class AcceptanceBook:
 
     def learn(self, groups: Sequence[GroupStats]) -> None:
         """Take in a round. A pool that it taught nothing fades a little."""
-        taught = set()
-        for group in groups:
-            own = self._own.get(group.request)
-            if group.speculation is None or own is None:
-                continue
-            own.tally.add(group.speculation)
-            if own.teaches:
-                kind = (group.proposer, group.policy)
-                self._pool(kind).add(group.speculation)
-                taught.add(kind)
-        for kind, pool in self._pools.items():
-            if kind not in taught:
+        lessons = [
+            (own, group, self._pool((group.proposer, group.policy)))
+            for group in groups
+            if (own := self._own.get(group.request)) is not None
+        ]
+        for own, group, pool in lessons:
+            if group.speculation is not None:
+                own.compare(group.speculation, pool.alphas(own.stage))
+        idle = set(self._pools.values())
+        for own, group, pool in lessons:
+            if group.speculation is not None and own.teaches:
+                pool.add(own.stage, group.speculation)
+                idle.discard(pool)
+            own.emitted += group.committed
+        for pool in self._pools.values():
+            if pool in idle:
                 pool.fade()
-        self._pooled.clear()
 
     def survivals(self, request: int, kind: Kind, room: int) -> tuple[float, ...]:
         """S_1 .. S_room: the chance that so many drafts of `request` are accepted."""
-        tally, found, survival = self._own[request].tally, [], 1.0
-        alphas = self._alphas(kind)[:room]
-        for alpha, mass, base in zip(alphas, tally.mass, tally.base, strict=False):
-            own = (mass + _POOL_WEIGHT * alpha) / (base + _POOL_WEIGHT)
-            survival *= min(own, 1.0)
+        own, found, survival = self._own[request], [], 1.0
+        alphas = self._pool(kind).alphas(own.stage)[:room]
+        for alpha, mass, expected in zip(alphas, own.tally.mass, own.tally.base, strict=False):
+            start = _POOL_WEIGHT * alpha
+            survival *= min(alpha * (mass + start) / (expected + start), 1.0)
             found.append(survival)
         return tuple(found)
 
     def known(self, kind: Kind) -> Sequence[float]:
         """How many observations of late stand behind each position of the pool."""
-        return self._pool(kind).base
+        return self._pool(kind).known()
 
-    def _pool(self, kind: Kind) -> Tally:
+    def _pool(self, kind: Kind) -> Pool:
         if kind not in self._pools:
-            self._pools[kind] = Tally(self._positions, _POOL_WINDOW)
+            self._pools[kind] = Pool(self._positions)
         return self._pools[kind]
-
-    def _alphas(self, kind: Kind) -> list[float]:
-        """The pool's estimates of all positions."""
-        if kind not in self._pooled:
-            pool, before, found = self._pool(kind), _START, []
-            for mass, base in zip(pool.mass, pool.base, strict=True):
-                before = min((mass + _START_WEIGHT * before) / (base + _START_WEIGHT), 1.0)
-                found.append(before)
-            self._pooled[kind] = found
-        return self._pooled[kind]

@@ -106,8 +106,8 @@ CONTROL = (
         "",
         _ACCEPTANCE,
         (
-            "zip(speculation.mass, speculation.base, strict=True)",
-            "zip((*speculation.mass, 0.0)[: len(self.mass)], (*speculation.base, 1.0))",
+            "zip(mass, base, strict=True)",
+            "zip((*mass, 0.0)[: len(self.mass)], (*base, 1.0))",
         ),
         f"{ACCEPTANCE_TESTS}::test_what_lies_behind_the_first_rejection_counts_nowhere",
     ),
