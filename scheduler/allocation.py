@@ -50,19 +50,22 @@ class Allocation:
 
 
 class _Sum:
-    """Tokens, drafts and seconds of drafting, slot by slot; `steps[d]` counts slots of depth d."""
+    """Tokens, drafts and seconds of drafting, slot by slot; `steps[d]` counts slots of depth d, and
+    `longest` is the deepest of all."""
 
     def __init__(self, costs: RoundCosts) -> None:
         self.costs = costs
         self.tokens = float(costs.emitters)
         self.drafts = 0
         self.drafting = 0.0
+        self.longest = 0
         self.steps: list[int] = [0]
 
     def take(self, candidate: Candidate, depth: int) -> None:
         """Add the slot of `depth`, counted from 1."""
         self.tokens += candidate.survivals[depth - 1]
         self.drafts += 1
+        self.longest = max(self.longest, depth)
         if candidate.modelled:
             self.steps += [0] * (depth + 1 - len(self.steps))
             count = self.steps[depth]
@@ -81,7 +84,7 @@ class _Sum:
     @property
     def seconds(self) -> float:
         """The whole round's."""
-        return self.costs.seconds(self.drafts, self.drafting)
+        return self.costs.seconds(self.drafts, self.drafting, self.longest)
 
 
 def priced(
@@ -135,7 +138,7 @@ class _Prefix:
         tokens, drafts, drafting = start.tokens, start.drafts, start.drafting
         verify, relative, step = costs.verify, costs.relative, costs.step
         counts = start.steps + [0] * (1 + max((slot[1] for slot in slots), default=0))
-        highest, length = self.score, 0
+        longest, highest, length = start.longest, self.score, 0
         for number, (survival, depth, each) in enumerate(slots, 1):
             tokens += survival
             drafts += 1
@@ -145,7 +148,8 @@ class _Prefix:
                 drafting += step[count + 1] - step[count] + each.wake * survival
                 if depth == 1:
                     drafting += each.again + each.wake
-            seconds = (verify[drafts] + drafting) * relative[drafts]
+            longest = max(longest, depth)
+            seconds = (verify[drafts] + drafting) * relative[longest]
             score = tokens / seconds if rate is None else tokens - rate * seconds
             if score > highest:
                 highest, length = score, number

@@ -1,7 +1,7 @@
 """Tells how fast the machine is from where a cost table is wrong. Knows ratios, nothing of costs.
 
 A round takes `ratio` seconds for each second that the table says. Ratios of one cell (a load and a
-mean K) cannot tell a slow machine from a wrong table. Two cells met one right after the other can:
+K) cannot tell a slow machine from a wrong table. Two cells met one right after the other can:
 the machine was the same. So a cell's level is learnt when K or load changes, from the first rounds
 after it, and all that moves in between is the speed.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 
 Cell = tuple[int, int]
-"""A load, as a class of emitters, and a mean K."""
+"""A load, as a class of emitters, and the longest K of a round."""
 
 _SPEED_ROUNDS = 7
 _FRESH_ROUNDS = 3
@@ -53,20 +53,12 @@ class CostLevels:
         self._stay_before = 0.0
         self._fresh = 0
 
-    def learn(self, load: int, mean_k: float, ratio: float) -> bool:
-        """Take in a round, whose `ratio` must be positive; whether a level moved.
-
-        It belongs to the cell of the nearest whole K, to that of K = 0 only when nothing at all was
-        drafted: drafting has costs of its own. What its mean lies off that is taken out first.
-        """
-        k = max(round(mean_k), int(mean_k > 0))
+    def learn(self, load: int, k: int, ratio: float) -> bool:
+        """Take in a round, whose `ratio` must be positive; whether a level moved."""
         level = self._levels.get((load, k))
         if level is None:
             level = self._levels[load, k] = _Level(math.log(self.factors(load)[k]))
         found = math.log(ratio)
-        if mean_k != k:
-            points = list(enumerate(self.factors(load)))
-            found += level.value - math.log(_between(points, mean_k))
         if (load, k) != self._cell:
             self._enter((load, k))
         moved = self._compare(found, level)
@@ -90,7 +82,7 @@ class CostLevels:
         return True
 
     def factors(self, load: int) -> list[float]:
-        """Factors of a load by mean K 0 .. k_max: those seen, lines between them, 1 for none."""
+        """Factors of a load by K 0 .. k_max: those seen, lines between them, 1 for none."""
         seen = [
             (k, math.exp(self._levels[load, k].value))
             for k in range(self._k_max + 1)
@@ -114,7 +106,7 @@ def _draw_together(step: float, level: _Level, before: _Level) -> None:
         each.variance *= 1.0 - share
 
 
-def _between(points: Sequence[tuple[int, float]], at: float) -> float:
+def _between(points: Sequence[tuple[int, float]], at: int) -> float:
     """Linear through rising `points`, flat beyond them."""
     for (start, low), (end, high) in itertools.pairwise(points):
         if start <= at <= end:

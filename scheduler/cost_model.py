@@ -1,8 +1,9 @@
 """What a round will cost: the start-up table, corrected by what rounds took.
 
 Two corrections. The speed is common to all rounds of late: a machine that slows down slows every
-choice and changes none. A relative factor belongs to a load (emitters by powers of two) and a mean
-K: that is where a table may be wrong about a choice.
+choice and changes none. A relative factor belongs to a load (emitters by powers of two) and the
+longest K of a round, which is how many draft steps it has: that is where a table may be wrong about
+a choice.
 """
 
 from collections.abc import Sequence
@@ -24,8 +25,8 @@ _KEPT_CATCH_UPS = 1 << 14
 class RoundCosts:
     """Seconds of one round by what is drafted, at the table's speed.
 
-    `verify[d]` is the round with `d` drafts in it, draft steps left out; `relative[d]` the factor
-    on the whole of it; `step[n]` one draft step of n requests.
+    `verify[d]` is the round with `d` drafts in it, draft steps left out; `step[n]` one draft step
+    of n requests; `relative[k]` the factor on the whole of a round whose longest draft is `k`.
     """
 
     emitters: int
@@ -33,9 +34,14 @@ class RoundCosts:
     relative: Sequence[float]
     step: Sequence[float]
 
-    def seconds(self, drafts: int, drafting: float) -> float:
-        """The round with `drafts` drafts that took `drafting` seconds to make."""
-        return (self.verify[drafts] + drafting) * self.relative[drafts]
+    def seconds(self, drafts: int, drafting: float, longest: int) -> float:
+        """The round with `drafts` drafts that took `drafting` seconds to make, the longest of
+        `longest` tokens."""
+        return (self.verify[drafts] + drafting) * self.relative[longest]
+
+    def alike(self, k: int) -> float:
+        """The round in which all draft `k` tokens."""
+        return self.seconds(self.emitters * k, k * self.step[self.emitters], k)
 
 
 class CostModel:
@@ -70,9 +76,8 @@ class CostModel:
     def _build(self, emitters: int, rows: int, context: float, drafts: int) -> RoundCosts:
         factors = self._factors.get(emitters.bit_length(), [1.0] * (self._k_max + 1))
         verify = [self._table.round(emitters, rows + n, context) for n in range(drafts + 1)]
-        relative = _spread(factors, emitters, drafts)
         step = [self._table.draft_step(n, context) for n in range(emitters + 1)]
-        return RoundCosts(emitters, verify, relative, step)
+        return RoundCosts(emitters, verify, factors, step)
 
     def catch_up(self, rows: int) -> float:
         """Seconds that `rows` further draft rows take."""
@@ -91,9 +96,8 @@ class CostModel:
         expected = self._expected(stats, emitting)
         if min(expected, stats.round_seconds) <= 0.0:
             return
-        emitters, drafts = len(emitting), sum(map(_k, emitting))
-        load = emitters.bit_length()
-        if self._levels.learn(load, drafts / emitters, stats.round_seconds / expected):
+        load = len(emitting).bit_length()
+        if self._levels.learn(load, max(map(_k, emitting)), stats.round_seconds / expected):
             self._moved.add(load)
         self._rounds += 1
         if self._moved and self._rounds % _RENEWAL == 0:
@@ -125,13 +129,3 @@ def _mixed(stats: StepStats) -> bool:
 
 def _k(group: GroupStats) -> int:
     return 0 if group.speculation is None else group.speculation.k
-
-
-def _spread(factors: Sequence[float], emitters: int, drafts: int) -> list[float]:
-    """Factors by number of drafts, from those by mean K."""
-    last, found = len(factors) - 1, []
-    for count in range(drafts + 1):
-        k, rest = divmod(count, emitters)
-        low, high = factors[min(k, last)], factors[min(k + 1, last)]
-        found.append(low + (high - low) * rest / emitters)
-    return found

@@ -182,15 +182,14 @@ class GoodputController:
         running = max(now.view.load.running, emitters)
         context = sum(each.context for each in now.view.requests) / emitters
         costs = self._model.costs(running, running, context, running * self._k_max)
-        best_rate, best_k, tokens, steps = 0.0, 0, float(running), 0.0
+        best_rate, best_k, tokens = 0.0, 0, float(running)
         for k in range(self._k_max + 1):
             if k:
                 deep = [
                     each.survivals[k - 1] for each in now.candidates if len(each.survivals) >= k
                 ]
                 tokens += running * sum(deep) / max(len(deep), 1)
-                steps += costs.step[running]
-            rate = tokens / costs.seconds(running * k, steps)
+            rate = tokens / costs.alike(k)
             if rate > best_rate * (1.0 if best_k or not k else 1.0 + _KEEP_PLAIN):
                 best_rate, best_k = rate, k
         return best_rate, best_k

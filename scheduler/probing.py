@@ -97,13 +97,9 @@ class Prober:
     def _hopeful(self, plan: Plan) -> bool:
         """Whether drafting would pay if all drafts of all were accepted."""
         costs, emitters = plan.costs, plan.costs.emitters
-        steps = costs.step[emitters]
         longest = max((view.room for view in plan.at_will.values()), default=0)
-        rates = (
-            emitters * (1 + k) / costs.seconds(emitters * k, k * steps)
-            for k in range(1, longest + 1)
-        )
-        return max(rates, default=0.0) > emitters / costs.seconds(0, 0.0)
+        rates = (emitters * (1 + k) / costs.alike(k) for k in range(1, longest + 1))
+        return max(rates, default=0.0) > emitters / costs.alike(0)
 
     def _everybody(self, plan: Plan, chosen: Allocation, k: int) -> Probe | None:
         """All that may draft `k` tokens: what such rounds cost is seen in no other way."""

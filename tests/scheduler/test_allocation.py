@@ -101,7 +101,7 @@ def summed(candidates, lengths, costs):
     wakes += sum(
         each.wake * (1.0 + sum(each.survivals[:k])) for each, k in pairs if k and each.modelled
     )
-    return tokens, (costs.verify[drafts] + steps + wakes) * costs.relative[drafts]
+    return tokens, (costs.verify[drafts] + steps + wakes) * costs.relative[max(lengths)]
 
 
 def best_of_all(candidates, costs, floors=None, rate=None):
@@ -312,6 +312,8 @@ def test_priced_is_the_sum_of_its_parts():
 def test_what_best_reports_is_what_priced_says():
     for seed in range(500):
         candidates, floors, costs = with_floors(seed, wakes=0.3)
+        chance = random.Random(-seed - 1)
+        costs = replace(costs, relative=[chance.uniform(0.8, 1.25) for _ in costs.relative])
         found = best(candidates, floors, costs)
         again = priced(candidates, found.lengths, costs)
         assert again.lengths == found.lengths

@@ -13,7 +13,7 @@ RATIOS = st.floats(0.01, 100.0)
 
 
 def shown(rounds, truth, noise=0.0, seed=1, speed=lambda number: 1.0):
-    """Levels that saw `rounds` of (load, mean K), each taking `truth` of it."""
+    """Levels that saw `rounds` of (load, K), each taking `truth` of it."""
     levels, dice = CostLevels(K), random.Random(seed)
     for number, (load, k) in enumerate(rounds):
         seen = truth(load, k) * speed(number) * dice.lognormvariate(0.0, noise)
@@ -31,7 +31,7 @@ def test_nothing_seen_is_nothing_known():
     assert (levels.speed, levels.factors(3)) == (1.0, [1.0] * (K + 1))
 
 
-@given(st.lists(RATIOS, min_size=1, max_size=40), st.floats(0.0, K))
+@given(st.lists(RATIOS, min_size=1, max_size=40), st.integers(0, K))
 def test_one_cell_alone_is_all_speed(ratios, k):
     """A slow machine and a wrong table look alike while K stays as it is."""
     levels = CostLevels(K)
@@ -39,7 +39,7 @@ def test_one_cell_alone_is_all_speed(ratios, k):
     assert levels.factors(2) == [1.0] * (K + 1)
 
 
-@given(st.lists(st.tuples(st.integers(1, 3), st.floats(0.0, K), RATIOS), max_size=60))
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, K), RATIOS), max_size=60))
 def test_no_level_is_further_from_another_than_a_factor_of_three(rounds):
     levels = CostLevels(K)
     for load, k, ratio in rounds:
@@ -68,24 +68,6 @@ def test_a_machine_that_slows_down_in_a_long_stay_moves_no_level():
     rounds = ([(2, 0)] * 10 + [(2, 2)] * 40) * 6
     levels = shown(rounds, lambda load, k: 1.0, speed=lambda number: 1.0 + (number // 30 % 2))
     assert over_plain(levels) == pytest.approx([1.0] * (K + 1), rel=0.02)
-
-
-@pytest.mark.parametrize("off", [0.25, 0.45])
-def test_a_mean_between_two_k_teaches_the_nearest_without_a_bias(off):
-    """Table wrong by 1 + k / 5: means of 2.25 must not make 2 look dearer than it is."""
-    chance = random.Random(3)
-    rounds = [(2, chance.choice((0, 2 + off, 2 + off, 3, 4))) for _ in range(900)]
-    levels = shown(rounds, lambda load, k: 1.0 + k / 5, noise=0.02)
-    assert over_plain(levels)[2] == pytest.approx(1.4, rel=0.03)
-
-
-def test_one_draft_among_many_is_no_plain_round():
-    """A load that drafts for one of 16: not to be learnt as what plain decoding costs."""
-    rounds = ([(5, 0)] * 9 + [(5, 1 / 16)] * 3) * 30
-    levels = shown(rounds, lambda load, k: 1.6 if k else 1.0)
-    found = over_plain(levels, 5)
-    assert found[0] == 1.0
-    assert found[1] > 1.3
 
 
 def test_loads_are_told_apart_too():

@@ -20,9 +20,9 @@ def told(model, ks, factor=1.0, **changes):
 
 
 def relative(model, emitters):
-    """Factors by mean K, over that of plain rounds: all that a choice can see of them."""
+    """Factors by K, over that of plain rounds: all that a choice can see of them."""
     costs = model.costs(emitters, emitters, CONTEXT, K * emitters)
-    return [costs.relative[k * emitters] / costs.relative[0] for k in range(K + 1)]
+    return [each / costs.relative[0] for each in costs.relative]
 
 
 def trained(rounds=100, loads=(1, 4), factor=lambda n, k: 1.0, model=None):
@@ -43,9 +43,9 @@ def test_costs_are_those_of_the_table_before_anything_is_learnt():
     assert [found.verify[n] for n in (0, 1, 12)] == pytest.approx(
         [TABLE.round(3, 5 + n, CONTEXT) for n in (0, 1, 12)]
     )
-    assert found.relative[:13] == [1.0] * 13
+    assert found.relative == [1.0] * (K + 1)
     assert found.step == [0.0, *(TABLE.draft_step(n, CONTEXT) for n in (1, 2, 3))]
-    assert found.seconds(2, 0.5) == pytest.approx(TABLE.round(3, 7, CONTEXT) + 0.5)
+    assert found.seconds(2, 0.5, 1) == pytest.approx(TABLE.round(3, 7, CONTEXT) + 0.5)
 
 
 def test_costs_reach_as_far_as_asked():
@@ -83,11 +83,11 @@ def test_expected_seconds_count_what_a_draft_caught_up():
     assert model.speed == pytest.approx(1.0)
 
 
-# ---- one mean K ----------------------------------------------------------------------------------
+# ---- one K ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wrong", range(K + 1))
-def test_a_table_wrong_at_one_mean_k_is_found_there_within_60_rounds(wrong):
+def test_a_table_wrong_at_one_k_is_found_there_within_60_rounds(wrong):
     """At equal chances for every K, with another load between, which stays as it was."""
     model = trained(120, factor=lambda n, k: 1.4 if (n, k) == (4, wrong) else 1.0)
     expected = [1.4 if k == wrong else 1.0 for k in range(K + 1)]
@@ -119,12 +119,24 @@ def test_between_two_known_k_lies_a_line_and_beyond_them_a_level():
         k = chance.choice((1, 3))
         told(model, [k] * 4, 1.3 if k == 3 else 1.0)
     costs = model.costs(4, 4, CONTEXT, 16)
-    low, high = costs.relative[4], costs.relative[12]
+    none, low, half, high, most = costs.relative
     assert high / low == pytest.approx(1.3, rel=0.01)
-    assert costs.relative[0] == low
-    assert costs.relative[16] == high
-    assert costs.relative[8] == pytest.approx((low + high) / 2)
-    assert costs.relative[10] == pytest.approx(low + (high - low) * 0.75)
+    assert (none, most) == (low, high)
+    assert half == pytest.approx((low + high) / 2)
+
+
+def test_rounds_belong_to_their_longest_draft():
+    """It says how many draft steps they had. Here steps take three times what the table says, and
+    the lengths differ: what rounds of 3, 2, 2 and 2 took is no cost of 2, 2, 2 and 2."""
+    dear = table(step=3.0 * TABLE.draft_step(1, CONTEXT), step_row=0.0)
+    believed = table(step=TABLE.draft_step(1, CONTEXT), step_row=0.0)
+    chance, model = random.Random(4), CostModel(believed, K)
+    for _ in range(200):
+        ks = chance.choice(([0] * 4, [1] * 4, [3, 2, 2, 2], [3, 3, 3, 2], [3] * 4, [4] * 4))
+        model.learn(took(truth(dear, ks), *(group(n, k) for n, k in enumerate(ks))))
+    costs = model.costs(4, 4, CONTEXT, 16)
+    for k in range(K + 1):
+        assert model.speed * costs.alike(k) == pytest.approx(truth(dear, [k] * 4), rel=0.04)
 
 
 def test_a_factor_is_believed_up_to_a_limit():
