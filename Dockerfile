@@ -5,8 +5,9 @@
 #   docker run --rm -p 127.0.0.1:8000:8000 --gpus all fencepost:gpu
 # TORCH_INDEX names another index for torch alone. For the CPU image it has to be PyTorch's CPU one:
 # a build of torch with CUDA is refused there, it is several GB larger. EXTRAS names extras of
-# pyproject.toml: otel, and on a GPU vllm. Settings are flags after `serve`, as in
-# `docker run fencepost serve --k 4`, or variables, as in `docker run -e FENCEPOST_K=4 fencepost`.
+# pyproject.toml, such as otel,vllm; the CPU image gets vLLM's CPU build. Settings are flags after
+# `serve`, as in `docker run fencepost serve --k 4`, or variables, as in
+# `docker run -e FENCEPOST_K=4 fencepost`.
 
 # ---- what both builds share: a new environment, and the names of what goes into it -------------
 FROM python:3.11-slim-bookworm AS build
@@ -44,9 +45,16 @@ RUN --mount=type=cache,target=/root/.cache/pip pip install -c constraints.txt -r
 COPY . .
 RUN --mount=type=cache,target=/root/.cache/pip pip install --no-deps .
 ARG EXTRAS=""
+# hadolint ignore=DL3008
+RUN --mount=type=cache,target=/root/.cache/pip \
+    case ",$EXTRAS," in *,vllm,*) apt-get update \
+    && apt-get install --yes --no-install-recommends libnuma1 \
+    && deploy/vllm/install.sh python ;; esac
 # hadolint ignore=DL3013
 RUN --mount=type=cache,target=/root/.cache/pip \
-    if [ -n "$EXTRAS" ]; then pip install -c constraints.txt ".[$EXTRAS]"; fi
+    others=$(python -c 'import sys; \
+print(*[each for each in sys.argv[1].split(",") if each != "vllm"], sep=",")' "$EXTRAS") \
+    && if [ -n "$others" ]; then pip install -c constraints.txt ".[$others]"; fi
 
 # ---- what both images share ---------------------------------------------------------------------
 FROM python:3.11-slim-bookworm AS runtime
@@ -85,6 +93,14 @@ COPY --from=build-gpu /opt/fencepost /opt/fencepost
 
 # The default: the last stage.
 FROM runtime AS cpu
+USER 0
+ARG EXTRAS=""
+# vLLM's kernels for a CPU ask it where memory is.
+# hadolint ignore=DL3008
+RUN case ",$EXTRAS," in *,vllm,*) apt-get update \
+    && apt-get install --yes --no-install-recommends libnuma1 \
+    && rm -rf /var/lib/apt/lists/* ;; esac
+USER 10001
 # Idle OpenMP threads that spin would take the cores from the event loop.
 ENV OMP_WAIT_POLICY=passive
 COPY --from=build-cpu /opt/fencepost /opt/fencepost

@@ -80,6 +80,7 @@ def build_runner(settings: Settings) -> LoadedPair:
     options = PairOptions(
         target=_target(settings),
         draft=_draft(settings),
+        runtime=settings.runtime,
         device=settings.device,
         dtype=settings.dtype,
         pack=settings.pack_weights,

@@ -95,6 +95,9 @@ class Settings(BaseSettings):
     served_model_name: Names = Field(
         (), description="names that clients may use; the first is the one answered with"
     )
+    runtime: Literal["auto", "torch", "vllm"] = Field(
+        "auto", description="what runs the models; auto takes vllm on a GPU where it is installed"
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the models run")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="type of the weights")
     pack_weights: bool = Field(
@@ -156,7 +159,11 @@ class Settings(BaseSettings):
     kv_memory: ByteSize | None = Field(
         None, description="bytes for both K/V pools, such as 2GiB (default: enough for the load)"
     )
-    block_size: Count = Field(16, description="token rows in one K/V block")
+    block_size: Count | None = Field(
+        None,
+        description="token rows in one K/V block (default: 16; with runtime=vllm on a CPU 32, and "
+        "only multiples of it)",
+    )
     api_key: Secrets = Field(
         (), description="keys accepted on /v1 and /debug; none leaves them open (variable or file)"
     )

@@ -1,9 +1,15 @@
-"""Loads a pair and sizes its K/V pools: from model names to a runner and the engine's limits."""
+"""Loads a pair and sizes its K/V pools: from model names to a runner and the engine's limits.
 
+It picks what runs the models. vLLM is imported only when it does: that takes seconds.
+"""
+
+import importlib
 import logging
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
 
 import torch
 import transformers
@@ -11,10 +17,11 @@ from transformers import PreTrainedTokenizerBase
 
 from scheduler.config import PoolConfig
 from scheduler.errors import ConfigRefused, ModelRefused
-from scheduler.runner import Capabilities
+from scheduler.runner import Capabilities, ModelIdentity
 from scheduler.runtime.admission_checks import check_pair, event_space_digest
-from scheduler.runtime.forward import TransformersForward
-from scheduler.runtime.invariant import InvariantForward, invariant_forward
+from scheduler.runtime.forward import Forward, TransformersForward
+from scheduler.runtime.invariant import invariant_forward
+from scheduler.runtime.kv_cache import KvShape
 from scheduler.runtime.loading import (
     DtypeChoice,
     LoadedModel,
@@ -23,6 +30,12 @@ from scheduler.runtime.loading import (
     load_tokenizer,
 )
 from scheduler.runtime.torch_runner import Pair, TorchRunner
+from scheduler.runtime.vllm_choice import (
+    RuntimeChoice,
+    uses_vllm,
+    vllm_block_size,
+    vllm_version,
+)
 from scheduler.sampling.rng import CounterRandomness
 
 logger = logging.getLogger(__name__)
@@ -31,6 +44,10 @@ logger = logging.getLogger(__name__)
 # GPU the share of free memory that leaves room for activations and row buffers.
 CPU_KV_BYTES = 1 << 30
 CUDA_KV_SHARE = 0.6
+# Rows of a block where PyTorch runs the models; vLLM has sizes of its own.
+BLOCK_SIZE = 16
+# They miss Triton on a CPU while they are imported.
+_CHATTERS = ("vllm", "torch._library.triton")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +56,7 @@ class PairOptions:
 
     target: ModelSource
     draft: ModelSource | None
+    runtime: RuntimeChoice = "auto"
     device: str = "auto"
     dtype: DtypeChoice = "auto"
     pack: bool = True
@@ -46,7 +64,7 @@ class PairOptions:
     draft_max_len: int | None = None
     max_requests: int = 64
     kv_bytes: int | None = None
-    block_size: int = 16
+    block_size: int | None = None
     batch_invariant: bool = False
 
 
@@ -70,29 +88,62 @@ class LoadedPair:
     law_row_bytes: int
 
 
+class _Model(Protocol):
+    """What every runtime knows of a model that it loaded."""
+
+    @property
+    def identity(self) -> ModelIdentity: ...
+    @property
+    def kv_shape(self) -> KvShape: ...
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def max_positions(self) -> int: ...
+    @property
+    def device(self) -> torch.device: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loaded:
+    """A model, and what makes its forward over a pool."""
+
+    model: _Model
+    over: Callable[[PoolConfig], Forward]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Runtime:
+    """What loads and runs models, and the versions that it depends on."""
+
+    target: Callable[[ModelSource], _Loaded]
+    draft: Callable[[ModelSource], _Loaded]
+    block_size: int
+    software: str
+
+
 def create_runner(options: PairOptions, clock: Callable[[], float]) -> LoadedPair:
     """Load, check and size. Raises ModelRefused or ConfigRefused, naming model or setting."""
     device = _device(options)
+    runtime = _runtime(options, device)
     tokenizer = load_tokenizer(options.target)
     drafter = None if options.draft is None else load_tokenizer(options.draft)
     if drafter is not None:  # before any weights: a wrong tokenizer is told at once
         check_pair(tokenizer, drafter, len(tokenizer), len(drafter))
-    target = load_model(options.target, device=device, dtype=options.dtype, pack=options.pack)
-    draft = None
-    if options.draft is not None:
-        draft = load_model(options.draft, device=device, dtype=options.dtype, pack=options.pack)
+    loaded = runtime.target(options.target)
+    proposing = None if options.draft is None else runtime.draft(options.draft)
+    target, draft = loaded.model, None if proposing is None else proposing.model
     vocabulary = _event_space(options, tokenizer, drafter, target, draft)
-    tokens = _pool_tokens(options, device, target, draft)
-    max_model_len = _context(options, target, tokens)
-    pool = PoolConfig(blocks=tokens // options.block_size, block_size=options.block_size)
-    forward = _target_forward(options, target, pool)
+    pool = _pool(options, runtime.block_size, target, draft)
+    max_model_len = _context(options, target, pool.blocks * pool.block_size)
+    forward = loaded.over(pool)
     pair = Pair(
         target=forward,
-        draft=None if draft is None else TransformersForward(draft, pool),
+        draft=None if proposing is None else proposing.over(pool),
         vocabulary=vocabulary,
     )
     capabilities = replace(
-        _capabilities(target, draft, vocabulary, forward),
+        _capabilities(target, draft, vocabulary, runtime.software),
+        numerics=forward.numerics,
         event_space=event_space_digest(tokenizer),
     )
     return LoadedPair(
@@ -123,64 +174,106 @@ def _device(options: PairOptions) -> torch.device:
     return torch.device(name)
 
 
-def _target_forward(
-    options: PairOptions, target: LoadedModel, pool: PoolConfig
-) -> TransformersForward | InvariantForward:
-    """The target over its pool. A draft has no such mode: where texts are promised (temperature 0,
-    shared noise) it only proposes."""
+def _runtime(options: PairOptions, device: torch.device) -> _Runtime:
+    software = [f"torch {torch.__version__}", f"transformers {transformers.__version__}"]
+    if uses_vllm(options.runtime, device):
+        software += [f"vllm {vllm_version()}", platform.machine()]
+        return _vllm_runtime(options, device, ", ".join(software))
+    # A draft has no such mode: where texts are promised (temperature 0, shared noise) it only
+    # proposes.
+    forward = invariant_forward if options.batch_invariant else TransformersForward
+    return _Runtime(
+        target=partial(_load_torch, options, device, forward),
+        draft=partial(_load_torch, options, device, TransformersForward),
+        block_size=options.block_size or BLOCK_SIZE,
+        software=", ".join((*software, platform.machine())),
+    )
+
+
+def _load_torch(
+    options: PairOptions,
+    device: torch.device,
+    forward: Callable[[LoadedModel, PoolConfig], Forward],
+    source: ModelSource,
+) -> _Loaded:
+    model = load_model(source, device=device, dtype=options.dtype, pack=options.pack)
+    return _Loaded(model=model, over=partial(forward, model))
+
+
+def _vllm_runtime(options: PairOptions, device: torch.device, software: str) -> _Runtime:
+    """vLLM as what loads and runs models. Raises ConfigRefused when it cannot do what is asked."""
     if options.batch_invariant:
-        return invariant_forward(target, pool)
-    return TransformersForward(target, pool)
+        raise ConfigRefused(
+            f"batch_invariant=true, runtime={options.runtime}: the mode knows runtime=torch only"
+        )
+    block_size = vllm_block_size(options.block_size, device)
+    for name in _CHATTERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        loading = importlib.import_module("scheduler.runtime.vllm_loading")
+        forward = importlib.import_module("scheduler.runtime.vllm_forward")
+    except ImportError as problem:
+        raise ConfigRefused(
+            f"runtime={options.runtime}: vLLM cannot be imported: {problem}"
+        ) from problem
+
+    def load(source: ModelSource) -> _Loaded:
+        model = loading.load_vllm_model(
+            source, device=device, dtype=options.dtype, block_size=block_size
+        )
+        return _Loaded(model=model, over=partial(forward.VllmForward, model))
+
+    return _Runtime(target=load, draft=load, block_size=block_size, software=software)
 
 
 def _event_space(
     options: PairOptions,
     tokenizer: PreTrainedTokenizerBase,
     drafter: PreTrainedTokenizerBase | None,
-    target: LoadedModel,
-    draft: LoadedModel | None,
+    target: _Model,
+    draft: _Model | None,
 ) -> int:
     """Ids that both models and the tokenizer know; padded logits past them are cut off."""
     if drafter is not None and draft is not None:
-        report = check_pair(tokenizer, drafter, target.head.vocabulary, draft.head.vocabulary)
+        report = check_pair(tokenizer, drafter, target.vocabulary, draft.vocabulary)
         return min(report.event_space, report.tokens)
     tokens = max(tokenizer.get_vocab().values()) + 1
-    if tokens > target.head.vocabulary:
+    if tokens > target.vocabulary:
         raise ModelRefused(
-            f"{options.target.path_or_id}: logits for {target.head.vocabulary} ids, but the "
+            f"{options.target.path_or_id}: logits for {target.vocabulary} ids, but the "
             f"tokenizer uses {tokens}"
         )
     return tokens
 
 
-def _pool_tokens(
-    options: PairOptions, device: torch.device, target: LoadedModel, draft: LoadedModel | None
-) -> int:
-    """Token rows in each pool: what the memory holds, at most what all requests could fill."""
+def _pool(
+    options: PairOptions, block_size: int, target: _Model, draft: _Model | None
+) -> PoolConfig:
+    """Each model's pool: what the memory holds, at most what all requests could fill."""
     each = target.kv_shape.bytes_per_token()
     each += draft.kv_shape.bytes_per_token() if draft is not None else 0
     limit = options.kv_bytes
     if limit is None:
         limit = CPU_KV_BYTES
-        if device.type == "cuda":
-            limit = int(torch.cuda.mem_get_info(device)[0] * CUDA_KV_SHARE)
+        if target.device.type == "cuda":
+            limit = int(torch.cuda.mem_get_info(target.device)[0] * CUDA_KV_SHARE)
     most = options.max_requests * (options.max_model_len or target.max_positions)
-    blocks = min(limit // each, most) // options.block_size
+    blocks = min(limit // each, most) // block_size
     if not blocks:
         raise ConfigRefused(
-            f"kv_memory={limit}: one K/V block of {options.block_size} tokens takes "
-            f"{each * options.block_size} bytes"
+            f"kv_memory={limit}: one K/V block of {block_size} tokens takes "
+            f"{each * block_size} bytes"
         )
     logger.info(
         "K/V pool: %d blocks of %d tokens, %.0f MiB",
         blocks,
-        options.block_size,
-        blocks * options.block_size * each / 2**20,
+        block_size,
+        blocks * block_size * each / 2**20,
     )
-    return blocks * options.block_size
+    return PoolConfig(blocks=blocks, block_size=block_size)
 
 
-def _context(options: PairOptions, target: LoadedModel, tokens: int) -> int:
+def _context(options: PairOptions, target: _Model, tokens: int) -> int:
     """The context length: as asked, else as long as the model and the pool allow."""
     asked = options.max_model_len
     if asked is not None and asked > target.max_positions:
@@ -190,7 +283,7 @@ def _context(options: PairOptions, target: LoadedModel, tokens: int) -> int:
     return min(target.max_positions, tokens) if asked is None else asked
 
 
-def _draft_context(options: PairOptions, draft: LoadedModel | None, most: int) -> int:
+def _draft_context(options: PairOptions, draft: _Model | None, most: int) -> int:
     """The draft's own context length, within the target's; 0 without a draft."""
     if draft is None:
         return 0
@@ -198,10 +291,7 @@ def _draft_context(options: PairOptions, draft: LoadedModel | None, most: int) -
 
 
 def _capabilities(
-    target: LoadedModel,
-    draft: LoadedModel | None,
-    vocabulary: int,
-    forward: TransformersForward | InvariantForward,
+    target: _Model, draft: _Model | None, vocabulary: int, software: str
 ) -> Capabilities:
     return Capabilities(
         target=target.identity,
@@ -210,9 +300,5 @@ def _capabilities(
         max_positions=target.max_positions,
         draft_max_positions=0 if draft is None else draft.max_positions,
         device=str(target.device),
-        software=(
-            f"torch {torch.__version__}, transformers {transformers.__version__}, "
-            f"{platform.machine()}"
-        ),
-        numerics=forward.numerics,
+        software=software,
     )

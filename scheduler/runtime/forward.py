@@ -1,7 +1,7 @@
 """The forward of one model over a paged pool: packed rows to hidden states to logits.
 
 `Forward` is all that a round sees of a model; `TransformersForward` is it for the models that
-`loading` admits. Neither knows requests, drafts or sampling.
+`loading` admits, where PyTorch runs them. Neither knows requests, drafts or sampling.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,6 +24,11 @@ class Forward(Protocol):
     max_positions: int
     block_size: int
     device: torch.device
+
+    @property
+    def numerics(self) -> str:
+        """How a row's arithmetic depends on the rows beside it."""
+        ...
 
     def hidden(self, token_ids: torch.Tensor, rows: PackedRows) -> torch.Tensor:
         """Final hidden states [N, H] of int64 `token_ids` [N] at `rows`.
@@ -74,12 +79,7 @@ class TransformersForward:
 
         Raises ValueError when `rows` do not fit the pool, the context or the tokens.
         """
-        if len(token_ids) != len(rows.positions):
-            raise ValueError(f"{len(token_ids)} tokens for {len(rows.positions)} rows")
-        if rows.highest_position >= self.max_positions:
-            raise ValueError(
-                f"position {rows.highest_position} is past the model's {self.max_positions}"
-            )
+        rows.check_call(len(token_ids), self.max_positions)
         with torch.inference_mode():
             attention = self._attention(self.pool, rows, self._heads)
             return self._decoder.hidden(token_ids, rows, attention)

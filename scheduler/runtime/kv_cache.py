@@ -51,14 +51,7 @@ class KvPool:
 
     def check(self, rows: PackedRows) -> None:
         """Raise ValueError when `rows` do not fit this pool."""
-        if rows.block_size != self.block_size:
-            raise ValueError(
-                f"rows packed for blocks of {rows.block_size}, the pool has {self.block_size}"
-            )
-        if rows.highest_block >= self.blocks:
-            raise ValueError(
-                f"block {rows.highest_block} is outside the pool of {self.blocks} blocks"
-            )
+        rows.check_pool(self.blocks, self.block_size)
 
     def clear_blocks(self, blocks: Sequence[int], first: int = 0) -> None:
         """Zero the rows of a table of blocks from its row `first` on, in every layer: a row that is

@@ -76,6 +76,11 @@ class LoadedModel:
     device: torch.device
     deviation: float
 
+    @property
+    def vocabulary(self) -> int:
+        """Ids that it has logits for."""
+        return self.head.vocabulary
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidate:
@@ -102,9 +107,9 @@ def load_model(
     """
     name = source.path_or_id
     with _quiet_transformers():
-        config = _load_config(source)
+        config = load_config(source)
         architecture = check_config(name, config)
-        model = _load_weights(source, config, device, _compute_dtype(config, device, dtype))
+        model = _load_weights(source, config, device, compute_dtype(config, device, dtype))
     chosen = _choose(name, model, device, pack=pack)
     logger.info(
         "%s: %s, %s, probe deviation %.2g", name, architecture, chosen.label, chosen.deviation
@@ -112,7 +117,7 @@ def load_model(
     return LoadedModel(
         identity=ModelIdentity(
             name=name,
-            revision=_revision(source, config),
+            revision=revision_of(source, config),
             architecture=architecture,
             dtype=chosen.label,
             parameters=sum(weight.numel() for weight in model.parameters()),
@@ -140,7 +145,8 @@ def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _load_config(source: ModelSource) -> PreTrainedConfig:
+def load_config(source: ModelSource) -> PreTrainedConfig:
+    """The configuration of a model. Raises ModelRefused when it is an adapter or has none."""
     name = source.path_or_id
     with _refusing(name):
         adapter = find_adapter_config_file(
@@ -184,9 +190,10 @@ def _load_weights(
     return whole
 
 
-def _compute_dtype(
+def compute_dtype(
     config: PreTrainedConfig, device: torch.device, choice: DtypeChoice
 ) -> torch.dtype:
+    """What to compute in: as chosen, else float32 on a CPU and the checkpoint's type elsewhere."""
     if choice == "bfloat16":
         return torch.bfloat16
     stored = config.dtype
@@ -278,7 +285,7 @@ def _kv_shape(model: PreTrainedModel) -> KvShape:
     )
 
 
-def _revision(source: ModelSource, config: PreTrainedConfig) -> str:
+def revision_of(source: ModelSource, config: PreTrainedConfig) -> str:
     """The hub's commit, or a digest of a local folder's files (their ends, for large ones)."""
     folder = Path(source.path_or_id)
     if not folder.is_dir():

@@ -67,6 +67,23 @@ class PackedRows:
     highest_block: int
     highest_position: int
 
+    def check_call(self, tokens: int, positions: int) -> None:
+        """Raise ValueError when they are not the rows of `tokens` inputs, or a model of `positions`
+        positions has none for one of them."""
+        if tokens != len(self.positions):
+            raise ValueError(f"{tokens} tokens for {len(self.positions)} rows")
+        if self.highest_position >= positions:
+            raise ValueError(f"position {self.highest_position} is past the model's {positions}")
+
+    def check_pool(self, blocks: int, block_size: int) -> None:
+        """Raise ValueError when they do not fit a pool of `blocks` blocks."""
+        if self.block_size != block_size:
+            raise ValueError(
+                f"rows packed for blocks of {self.block_size}, the pool has {block_size}"
+            )
+        if self.highest_block >= blocks:
+            raise ValueError(f"block {self.highest_block} is outside the pool of {blocks} blocks")
+
 
 def pack(segments: Sequence[Segment], block_size: int, device: torch.device) -> PackedRows:
     """Lay out `segments` in the order given; row u of the call belongs to exactly one of them.

@@ -28,10 +28,17 @@ STAGES = read_stages(ROOT / "Dockerfile")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 TARGETS = ("cpu", "gpu")
 BIN = Path(sys.executable).parent
-SHIM = """#!/bin/sh
-for each in "$@"; do printf '%s\\t' "$each"; done >> "$PIP_LOG"
-echo >> "$PIP_LOG"
+NOTE = """#!/bin/sh
+for each in "$@"; do printf '%s\\t' "$each"; done >> "$NOTES/$(basename "$0").log"
+echo >> "$NOTES/$(basename "$0").log"
 """
+# A real Python, but for its pip and for what only an installed vLLM can answer.
+PYTHON = f"""#!/bin/sh
+if [ "$1 $2" = "-m pip" ]; then shift 2; exec pip "$@"; fi
+case "$2" in *check_device*) exit 0;; esac
+exec {BIN}/python "$@"
+"""
+SHIMS = {"pip": NOTE, "apt-get": NOTE, "python": PYTHON}
 
 
 def test_hadolint_finds_nothing():
@@ -82,26 +89,33 @@ def source(tmp_path_factory):
 
 
 class Rehearsal:
-    """Runs the RUN lines of a build with a pip that only writes down what it was told."""
+    """Runs the RUN lines of a build with installers that only write down what they were told."""
 
     def __init__(self, target, folder, **arguments):
         stages = lineage(STAGES, f"build-{target}")
         shim = folder / "shim"
         shim.mkdir()
-        (shim / "pip").write_text(SHIM, "utf-8")
-        (shim / "pip").chmod(0o755)
-        self._log = folder / "pip.log"
+        for name, text in SHIMS.items():
+            (shim / name).write_text(text, "utf-8")
+            (shim / name).chmod(0o755)
+        self._notes = shim
         path = f"{shim}:{BIN}:{os.environ['PATH']}"
-        variable = variables(stages) | arguments | {"PATH": path, "PIP_LOG": str(self._log)}
+        variable = variables(stages) | arguments | {"PATH": path, "NOTES": str(shim)}
         self.statuses = []
         for run in [run for stage in stages for run in stage.all("RUN")][1:]:
             script = ["sh", "-euc", shell(run)]
             done = subprocess.run(script, cwd=folder, check=False, env=variable)
             self.statuses.append(done.returncode)
 
+    def told(self, name):
+        """The arguments of each call of pip or apt-get."""
+        log = self._notes / f"{name}.log"
+        lines = log.read_text("utf-8").splitlines() if log.exists() else []
+        return [line.split("\t")[:-1] for line in lines]
+
     def pip(self):
         """The arguments of each call of pip."""
-        return [line.split("\t")[:-1] for line in self._log.read_text("utf-8").splitlines()]
+        return self.told("pip")
 
 
 @pytest.fixture
@@ -121,8 +135,8 @@ def test_torch_of_the_other_kind_is_refused(rehearse, target):
     has_cuda = any("nvidia" in each for each in requires("torch"))
     run = rehearse(target)
     fits = has_cuda == (target == "gpu")
-    # The packages' names, torch, the packages, the source, extras.
-    assert run.statuses == [0, 0 if fits else 1, 0, 0, 0]
+    # The packages' names, torch, the packages, the source, vLLM's CPU build, extras.
+    assert run.statuses == [0, 0 if fits else 1, 0, 0, *([0] if target == "cpu" else []), 0]
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -149,6 +163,42 @@ def test_the_index_of_torch_is_for_torch_alone(rehearse):
 def test_extras_are_added_last(rehearse, target, extra, constrained):
     assert rehearse(target, EXTRAS=extra).pip()[-1] == ["install", *constrained, f".[{extra}]"]
     assert extra in PROJECT["optional-dependencies"]
+
+
+@pytest.mark.parametrize(
+    ("extras", "others"),
+    [("vllm", None), ("vllm,otel", "otel"), ("otel,vllm", "otel"), ("otel,vllm,plot", "otel,plot")],
+)
+def test_on_a_cpu_one_script_brings_vllm(rehearse, extras, others, tmp_path):
+    run = rehearse("cpu", EXTRAS=extras)
+    pins = str(tmp_path / "src" / "deploy" / "vllm" / "requirements.txt")
+    vllm, *rest = run.pip()[3:]
+    assert vllm[0] == "install"
+    assert vllm[-3:] == ["--no-deps", "-r", pins]
+    assert rest == ([["install", "-c", "constraints.txt", f".[{others}]"]] if others else [])
+    assert run.told("apt-get")[-1][-1] == "libnuma1"
+    assert run.statuses[2:] == [0, 0, 0, 0]
+
+
+def test_no_other_extra_brings_it(rehearse):
+    run = rehearse("cpu", EXTRAS="vllm-more,otel")
+    assert run.pip()[-1][-1] == ".[vllm-more,otel]"
+    assert len(run.pip()) == 4
+    assert run.told("apt-get") == []
+
+
+@pytest.mark.parametrize(("extras", "packages"), [("", []), ("otel,vllm", ["libnuma1"])])
+def test_the_image_has_what_its_kernels_load(extras, packages, tmp_path):
+    (tmp_path / "apt-get").write_text(NOTE, "utf-8")
+    (tmp_path / "apt-get").chmod(0o755)
+    (script,) = STAGES["cpu"].all("RUN")
+    script = script.replace("rm -rf /var/lib/apt/lists/*", "true")
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "NOTES": str(tmp_path), "EXTRAS": extras}
+    call = ["sh", "-euc", script]
+    subprocess.run(call, check=True, env=path)
+    log = tmp_path / "apt-get.log"
+    lines = log.read_text("utf-8").splitlines() if log.exists() else []
+    assert [line.split("\t")[-2] for line in lines if line.startswith("install")] == packages
 
 
 def test_pip_takes_these_arguments(rehearse, tmp_path):

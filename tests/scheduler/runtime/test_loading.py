@@ -174,4 +174,4 @@ def test_a_token_is_never_shown():
 )
 def test_the_compute_type_follows_device_and_choice(device, choice, stored, computed):
     config = LlamaConfig(dtype=stored)
-    assert loading._compute_dtype(config, torch.device(device), choice) is computed
+    assert loading.compute_dtype(config, torch.device(device), choice) is computed
