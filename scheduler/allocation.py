@@ -3,8 +3,9 @@
 Slot k of a request is worth S_k, the chance that its first k drafts are all accepted, and S never
 rises along a request. Slots are taken in order of S, and of all prefixes the best one wins: costs
 may have stairs, so that no first local maximum is trusted. A draft step costs nearly the same for
-one request as for many, so the deepest step of the winner is then given up as a whole, and the
-next, to see whether the rest does better.
+one request as for many, so the deepest step is then given up as a whole, and the next, to see
+whether the rest does better: by S alone, a second step for one good request may come before the
+first step of many others that would pay for it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -163,13 +164,12 @@ class _Prefix:
 
 
 def _ever_shallower(start: "_Sum", rate: float | None, slots: Sequence[_Slot]) -> Iterator[_Prefix]:
-    """The best prefix, then the best one that does without its deepest step, and so on."""
-    while slots:
+    """The best prefix of all slots, of all but those of the deepest step, and so on."""
+    for limit in range(max((depth for _, depth, _ in slots), default=0), 0, -1):
+        slots = [slot for slot in slots if slot[1] <= limit]
         tried = _Prefix(start, rate)
         tried.extend(slots)
         yield tried
-        deepest = max((depth for _, depth, _ in tried.slots), default=0)
-        slots = [slot for slot in slots if slot[1] < deepest]
 
 
 def _rankings(

@@ -23,7 +23,7 @@ _NOISE = 0.01
 """Variances, of logarithms: of one round's ratio,"""
 _UNKNOWN = 0.04
 """of a level that was never seen,"""
-_DRIFT = 1e-4
+_DRIFT = 1e-5
 """and what a level may have moved between two looks at it."""
 _FAR = 2.0
 """Standard deviations beyond which a gap is taken for a disturbance, and counts for no more."""

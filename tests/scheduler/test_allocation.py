@@ -202,6 +202,27 @@ def test_a_deep_step_for_one_is_given_up_as_a_whole():
     assert found.lengths == {0: 1, 1: 1, 2: 1}
 
 
+def test_hardly_ever_would_one_k_for_all_be_better():
+    """Crowds that brute force cannot look at, with steps from cheap to dear."""
+    for seed in range(400):
+        chance = random.Random(seed)
+        requests, base = chance.choice((2, 8, 32)), chance.uniform(1.0, 10.0)
+        row, first = base * chance.choice((0.001, 0.05)), base * chance.uniform(0.02, 0.8)
+        more = first * chance.choice((0.0, 0.005, 0.05))
+        verify = [base + row * n for n in range(6 * requests + 1)]
+        step = [0.0, *(first + more * n for n in range(requests))]
+        costs = RoundCosts(requests, verify, [1.0] * 7, step)
+        candidates = []
+        for request in range(requests):
+            alpha, room = chance.uniform(0.3, 0.98), chance.choice((6, 6, 6, chance.randint(1, 6)))
+            survivals = tuple(alpha**k for k in range(1, room + 1))
+            candidates.append(Candidate(request=request, survivals=survivals, modelled=True))
+        found = best(candidates, {}, costs)
+        for k in range(7):
+            lengths = {each.request: min(k, len(each.survivals)) for each in candidates}
+            assert found.rate >= 0.999 * priced(candidates, lengths, costs).rate
+
+
 def test_a_dear_draft_model_does_not_decide_for_drafts_of_the_host():
     """Its slot stands first, and is not worth its step."""
     costs = RoundCosts(3, [1.0, 1.02, 1.04, 1.06], [1.0] * 4, [0.0, 0.5, 0.5, 0.5])

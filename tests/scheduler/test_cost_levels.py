@@ -74,3 +74,24 @@ def test_loads_are_told_apart_too():
     rounds = ([(2, 0)] * 5 + [(4, 0)] * 5) * 10
     levels = shown(rounds, lambda load, k: 1.7 if load == 4 else 1.0, noise=0.03)
     assert levels.factors(4)[0] / levels.factors(2)[0] == pytest.approx(1.7, rel=0.03)
+
+
+def test_levels_of_a_right_table_stay_together():
+    """K changes all the time and rounds scatter by 5 %: choices are a few per cent apart."""
+    chance = random.Random(6)
+    rounds = [(2, chance.randint(0, K)) for _ in range(2000)]
+    levels, dice, widest = CostLevels(K), random.Random(7), 1.0
+    for number, (load, k) in enumerate(rounds):
+        levels.learn(load, k, dice.lognormvariate(0.0, 0.05))
+        found = levels.factors(load)
+        widest = max(widest, max(found) / min(found) if number > 1000 else 1.0)
+    assert widest < 1.07
+
+
+def test_a_cost_that_changes_for_good_is_followed():
+    """Half of it within 150 rounds in which K changes all the time."""
+    chance = random.Random(8)
+    rounds = [(2, chance.randint(0, K)) for _ in range(2150)]
+    late = iter(range(len(rounds)))
+    levels = shown(rounds, lambda load, k: 1.3 if next(late) >= 2000 and k == 2 else 1.0, 0.02)
+    assert over_plain(levels)[2] > 1.15
