@@ -119,6 +119,18 @@ def _request_aliases(metrics: Metrics) -> Iterable[Alias]:
         documentation="Number of prompt tokens of requests that ended.",
     )
     yield Alias(
+        name="vllm:prefix_cache_queries",
+        type="counter",
+        source=metrics.prefix_cache.queries,
+        documentation="Number of prompt tokens that cached K/V could have spared.",
+    )
+    yield Alias(
+        name="vllm:prefix_cache_hits",
+        type="counter",
+        source=metrics.prefix_cache.hits,
+        documentation="Number of prompt tokens that cached K/V spared.",
+    )
+    yield Alias(
         name="vllm:request_success",
         type="counter",
         source=metrics.requests.ended,

@@ -22,6 +22,7 @@ from scheduler.plan import TerminalKind
 from scheduler.request import FinishReason, ProposerKind
 from scheduler.stats import CommitOutcome, Policy, Reason
 from telemetry.families import PlainCounter, PositionCounter, WeightedHistogram
+from telemetry.prefix_cache import PrefixCacheMetrics
 from telemetry.slo import SloMetrics
 from telemetry.state_bytes import StateMetrics
 
@@ -354,6 +355,7 @@ class Metrics:
         self.controller = ControllerMetrics(registry, k_max)
         self.load = LoadMetrics(registry)
         self.requests = RequestMetrics(registry)
+        self.prefix_cache = PrefixCacheMetrics(registry)
         self.slo = SloMetrics(registry, model)
         self.http = HttpMetrics(registry)
         self.acceptance_log = AcceptanceLogMetrics(registry)

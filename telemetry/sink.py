@@ -102,6 +102,7 @@ class PrometheusSink:
         rounds, requests = metrics.rounds, metrics.requests
         self._requests, self._round_rows, self._load = requests, rounds.round_rows, metrics.load
         self._slo, self._state = metrics.slo, metrics.state
+        self._prefix_cache = metrics.prefix_cache
         self._lanes: dict[tuple[ProposerKind, Policy, str], _Lane] = {
             (proposer, policy, domain): _lane(metrics.speculation, proposer, policy, domain)
             for proposer in PROPOSERS
@@ -158,6 +159,7 @@ class PrometheusSink:
         speculated = int(finished.speculated)
         self._ended[finished.reason].inc()
         self._slo.count(finished)
+        self._prefix_cache.count(finished)
         requests.prompt_tokens.inc(finished.prompt_tokens)
         if stats.admitted is not None:
             requests.queue.observe(stats.admitted - stats.arrival)

@@ -16,6 +16,8 @@ TYPES = {
     "num_preemptions": "counter",
     "generation_tokens": "counter",
     "prompt_tokens": "counter",
+    "prefix_cache_queries": "counter",
+    "prefix_cache_hits": "counter",
     "request_success": "counter",
     "time_to_first_token_seconds": "histogram",
     "inter_token_latency_seconds": "histogram",
@@ -118,7 +120,11 @@ def test_load_and_ends(board):
                 target_pool=PoolStats(used=1, free=3, cached=0),
                 draft_pool=None,
             ),
-            finished=(ended(), ended(FinishReason.LENGTH), ended(FinishReason.STOP)),
+            finished=(
+                ended(),
+                ended(FinishReason.LENGTH, cached_tokens=5),
+                ended(FinishReason.STOP, admitted=None),
+            ),
         )
     )
     assert board.alias("num_requests_running") == 3
@@ -126,6 +132,8 @@ def test_load_and_ends(board):
     assert board.alias("kv_cache_usage_perc") == 0.25
     assert board.alias("num_preemptions_total") == 2
     assert board.alias("prompt_tokens_total") == 21
+    assert board.alias("prefix_cache_queries_total") == 14
+    assert board.alias("prefix_cache_hits_total") == 5
     ends = {
         reason: board.alias("request_success_total", finished_reason=reason)
         for reason in ("stop", "length", "abort", "error")

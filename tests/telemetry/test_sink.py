@@ -232,6 +232,14 @@ def test_finished_request_gives_its_times(board):
     assert board.value("queue_seconds_sum") == 0.5
 
 
+def test_what_cached_rows_spared_is_counted_for_what_ran(board):
+    """A request that left the queue without running asked for nothing."""
+    board.sink.finished(ended(prompt_tokens=40, cached_tokens=32))
+    board.sink.finished(ended(FinishReason.ABORT, prompt_tokens=9, admitted=None, first_token=None))
+    assert board.value("prefix_cache_queries_total") == 40
+    assert board.value("prefix_cache_hits_total") == 32
+
+
 def test_abort_gives_no_time_to_the_end(board):
     board.sink.finished(ended(FinishReason.ABORT, speculated=False))
     assert board.value("requests_total", outcome="abort") == 1
