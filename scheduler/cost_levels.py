@@ -64,8 +64,19 @@ class CostLevels:
         moved = self._compare(found, level)
         self._stay.append(found)
         self._recent.append((found, level))
-        self.speed = math.exp(median(each - of.value for each, of in self._recent))
+        self._show_speed()
         return moved
+
+    def pass_by(self, load: int, k: int, ratio: float) -> None:
+        """Take in a round of no cell, with a mean K near `k`: it shows the speed alone, and what
+        comes next is not held against what was before it."""
+        self._recent.append((math.log(ratio), _Level(math.log(self.factors(load)[k]))))
+        self._show_speed()
+        self._stay.clear()
+        self._cell = self._before = None
+
+    def _show_speed(self) -> None:
+        self.speed = math.exp(median(each - of.value for each, of in self._recent))
 
     def _enter(self, cell: Cell) -> None:
         self._before, self._cell = self._cell, cell

@@ -17,6 +17,9 @@ from scheduler.stats import CommitOutcome, GroupStats, StepStats
 _CONTEXT_STEP = 128.0
 _RENEWAL = 8
 """Rounds between two looks at the factors: what is built from them serves until then."""
+_UNLIKE = 2
+"""The longest draft over the mean beyond which a round says nothing of rounds in which all draft so
+much: a probe of one among many is one."""
 _KEPT_COSTS = 256
 _KEPT_CATCH_UPS = 1 << 14
 
@@ -96,8 +99,11 @@ class CostModel:
         expected = self._expected(stats, emitting)
         if min(expected, stats.round_seconds) <= 0.0:
             return
-        load = len(emitting).bit_length()
-        if self._levels.learn(load, max(map(_k, emitting)), stats.round_seconds / expected):
+        load, ratio = len(emitting).bit_length(), stats.round_seconds / expected
+        longest, drafts = max(map(_k, emitting)), sum(map(_k, emitting))
+        if longest * len(emitting) > _UNLIKE * drafts:
+            self._levels.pass_by(load, round(drafts / len(emitting)), ratio)
+        elif self._levels.learn(load, longest, ratio):
             self._moved.add(load)
         self._rounds += 1
         if self._moved and self._rounds % _RENEWAL == 0:

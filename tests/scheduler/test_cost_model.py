@@ -139,6 +139,38 @@ def test_rounds_belong_to_their_longest_draft():
         assert model.speed * costs.alike(k) == pytest.approx(truth(dear, [k] * 4), rel=0.04)
 
 
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_probe_of_one_among_many_teaches_nothing_of_its_k(k):
+    """Rounds in which all draft take 1.4 times what the table says, one draft among many 1.0: the
+    table is right about it, and wrong about them."""
+    model = CostModel(TABLE, K)
+    for _ in range(20):
+        for ks in [[k] * 8] * 5 + [[0] * 8] * 5:
+            told(model, ks, 1.4 if any(ks) else 1.0)
+        for _ in range(10):
+            told(model, [k] + [0] * 7)
+            told(model, [0] * 8)
+    assert relative(model, 8)[k] == pytest.approx(1.4, rel=0.02)
+    for last in ([0] * 8, [k] + [0] * 7):  # by whichever rounds the speed is told
+        for _ in range(7):
+            told(model, last)
+        plain = model.speed * model.costs(8, 8, CONTEXT, 8).alike(0)
+        assert plain == pytest.approx(truth(TABLE, [0] * 8), rel=0.02)
+
+
+def test_rounds_of_very_unlike_drafts_still_tell_how_fast_the_machine_is():
+    """And what comes after them is not held against what was before: the machine may have changed
+    in between."""
+    model = trained(loads=(4,))
+    before = relative(model, 4)
+    for _ in range(20):
+        told(model, [4, 0, 0, 0], 2.0)
+    assert model.speed == pytest.approx(2.0, rel=0.03)
+    for _ in range(20):
+        told(model, [1] * 4, 2.0)
+    assert relative(model, 4) == before
+
+
 def test_a_factor_is_believed_up_to_a_limit():
     model = trained(300, loads=(4,), factor=lambda n, k: 100.0 if k == 2 else 1.0)
     assert 2.0 < relative(model, 4)[2] <= 3.0 + 1e-9
