@@ -14,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from scheduler.runtime.kv_cache import KvPool
 from scheduler.runtime.rows import Integers, PackedRows, RowGroup
+from scheduler.sampling.moving import moved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +133,7 @@ class PackedAttention:
             rows=group.rows,
             count=len(group.members),
             width=group.width,
-            table=torch.from_numpy(table.ravel()).to(rows.slots.device, non_blocking=True),
+            table=moved(torch.from_numpy(table.ravel()), rows.slots.device),
             size=(len(group.members), self._kv_heads, length, self._dim),
             stride=(gathered * row, self._dim, row, 1),
             keys_at=first * row,
@@ -150,7 +151,7 @@ class PackedAttention:
         ramp = torch.full((2 * length,), -torch.inf, dtype=self._pool.shape.dtype, device=device)
         ramp[0 if window is None else max(0, length - window) : length] = 0.0
         starts = np.repeat(length - 1 - queries, self._share, axis=1)
-        index = torch.from_numpy(starts.ravel()).to(device, non_blocking=True)
+        index = moved(torch.from_numpy(starts.ravel()), device)
         return ramp.unfold(0, length, 1).index_select(0, index).view(len(queries), 1, -1, length)
 
 

@@ -13,6 +13,7 @@ from scheduler.runtime.drafting import Drafted
 from scheduler.runtime.draws import RoundDraws, by_noise, by_ratio
 from scheduler.runtime.laws import RowLaws
 from scheduler.sampling.draw import race
+from scheduler.sampling.moving import flags, integers
 from scheduler.sampling.processors import filtered, greedy_choice, usable
 from scheduler.sampling.verify import (
     DraftBatch,
@@ -78,7 +79,7 @@ def decide(
     families = _families(groups)
     parts = []
     for family, members in families.items():
-        where = torch.tensor(members, device=logits.device)
+        where = integers(members, logits.device)
         part = _select(batch, where)
         if family is Verifier.SHARED_NOISE:
             verdict = _by_match(groups, rows, kept, part, draws)
@@ -99,7 +100,7 @@ def _batch(rows: Rows, drafted: Drafted, device: torch.device) -> DraftBatch:
     return DraftBatch(
         drafts=drafted.ids,
         k=drafted.k,
-        target_row=torch.tensor(rows.first, dtype=torch.int64, device=device),
+        target_row=integers(rows.first, device),
         draft_row=torch.arange(count, device=device) * width,
     )
 
@@ -129,7 +130,7 @@ def _by_match(
     choices = greedy_choice(kept)
     racing = [row for row, index in enumerate(rows.emitters) if by_noise(groups[index])]
     if racing:
-        at = torch.tensor(racing, device=kept.device)
+        at = integers(racing, kept.device)
         emitters = [rows.emitters[row] for row in racing]
         noise = draws.noise(emitters, [rows.offsets[row] for row in racing])
         choices[at] = race(kept[at], noise)
@@ -149,7 +150,7 @@ def _with_laws(
     noisy = [by_noise(groups[index]) for index in members]
     if not width or not any(noisy):
         return verdict
-    raced = torch.tensor(noisy, device=p.device)[:, None]
+    raced = flags(noisy, p.device)[:, None]
     places = torch.arange(width, device=p.device)
     inside = places < part.k[:, None]
     p_rows = part.target_row[:, None] + torch.minimum(places, part.k[:, None])

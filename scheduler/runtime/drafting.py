@@ -12,6 +12,7 @@ from scheduler.runtime.laws import RowLaws
 from scheduler.runtime.rows import Segment
 from scheduler.runtime.timed import TimedForward
 from scheduler.sampling.draw import inverse_cdf, race
+from scheduler.sampling.moving import flags, floats, integers
 from scheduler.sampling.processors import filtered, greedy_choice, usable
 from scheduler.sampling.verify import one_hot_rows
 
@@ -67,12 +68,12 @@ class _Round:
             filter(depths.__getitem__, range(len(groups))), key=lambda i: -depths[i]
         )
         self.depths = [depths[index] for index in self.order]
-        self.places = torch.tensor(self.order, dtype=torch.int64, device=ids.device)
+        self.places = integers(self.order, ids.device)
         self.sound = torch.ones(len(self.order), ids.shape[1], dtype=torch.bool, device=ids.device)
         self.sure = torch.ones_like(self.sound)
-        floors = [_floor(groups[index]) for index in self.order]
-        self.floors = torch.tensor(floors, dtype=torch.float64, device=ids.device)
-        self.selective = any(floors)
+        least = [_floor(groups[index]) for index in self.order]
+        self.floors = floats(least, ids.device)
+        self.selective = any(least)
 
     def active(self, step: int) -> list[int]:
         """The emitters that draft a token in `step`."""
@@ -106,7 +107,7 @@ class _Round:
     def counts(self, planned: Sequence[int]) -> Tensor:
         """K of every emitter [G]. A row without a law, or one that is not confident, stops its
         request before its token; tokens drawn before it stay (contract section 3)."""
-        k = torch.tensor(planned, dtype=torch.int64, device=self.ids.device)
+        k = integers(planned, self.ids.device)
         going = (self.sound & self.sure).long().cumprod(dim=1).sum(dim=1)
         k[self.places] = torch.minimum(k[self.places], going)
         return k
@@ -163,15 +164,19 @@ class Drafter:
 
     def _host_drafts(self, groups: Sequence[Group], ids: Tensor, q: Tensor | None) -> None:
         """Enter the drafts that the host knew, with one-hot laws."""
+        cells: list[int] = []
+        known: list[int] = []
         for index, group in enumerate(groups):
-            if not isinstance(group.draft, HostDraft):
-                continue
-            tokens = torch.tensor(group.draft.token_ids, device=self._device)
-            ids[index, : len(tokens)] = tokens
-            if q is not None:
+            if isinstance(group.draft, HostDraft):
                 first = index * ids.shape[1]
-                rows = one_hot_rows(tokens, self._vocabulary, q.dtype)
-                q[first : first + len(tokens)] = rows
+                cells += range(first, first + len(group.draft.token_ids))
+                known += group.draft.token_ids
+        if not cells:
+            return
+        at, tokens = integers(cells, self._device), integers(known, self._device)
+        ids.view(-1)[at] = tokens
+        if q is not None:
+            q[at] = one_hot_rows(tokens, self._vocabulary, q.dtype)
 
     def _catch_up(self, groups: Sequence[Group]) -> int:
         """Rows of requests whose draft cache lags too far to draft this round."""
@@ -191,7 +196,7 @@ class Drafter:
             for group, draft in lagging
             for token in group.tokens[draft.rows : draft.rows + draft.catch_up]
         ]
-        self._required().hidden(torch.tensor(tokens, device=self._device), segments)
+        self._required().hidden(integers(tokens, self._device), segments)
         return len(tokens)
 
     def _step(
@@ -216,8 +221,8 @@ class Drafter:
             )
             tokens += pending
             last.append(len(tokens) - 1)
-        hidden = self._required().hidden(torch.tensor(tokens, device=self._device), segments)
-        return hidden[torch.tensor(last, device=self._device)], len(tokens)
+        hidden = self._required().hidden(integers(tokens, self._device), segments)
+        return hidden[integers(last, self._device)], len(tokens)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return self._required().logits(hidden)[:, : self._vocabulary]
@@ -243,7 +248,7 @@ def _propose(shared: _Round, active: Sequence[int], step: int, logits: Tensor) -
     racing = [row for row, index in enumerate(active) if by_noise(groups[index])]
     if racing:
         noise = draws.noise([active[row] for row in racing], [step] * len(racing))
-        at = torch.tensor(racing, device=logits.device)
+        at = integers(racing, logits.device)
         chosen[at] = race(kept[at], noise)
     return _Proposal(ids=chosen, laws=rows, sound=usable(kept), sure=sure)
 
@@ -260,7 +265,7 @@ def _sure(
         return processed.new_ones(processed.shape[0], dtype=torch.bool)
     peak = processed.double().softmax(dim=-1).amax(dim=-1)
     if rows is not None:
-        where = torch.tensor(greedy, device=processed.device)
+        where = flags(greedy, processed.device)
         peak = torch.where(where, peak, rows.amax(dim=-1).double())
     return ~(peak < floors)
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from scheduler.plan import Group, HostDraft
 from scheduler.request import Verifier
+from scheduler.sampling.moving import integers, moved
 from scheduler.sampling.rng import DrawKey, Randomness, noise_key, round_keys
 
 
@@ -48,10 +49,10 @@ class RoundDraws:
         table = torch.zeros(len(groups), 2 * width + 1, dtype=torch.float64)
         self._fill(table, groups, depths, randomness)
         self.acceptance_host = table[:, width : 2 * width].tolist()
-        moved = table.to(device)
-        self.proposal = moved[:, :width]
-        self.acceptance = moved[:, width : 2 * width]
-        self.terminal = moved[:, 2 * width]
+        on_device = moved(table, device)
+        self.proposal = on_device[:, :width]
+        self.acceptance = on_device[:, width : 2 * width]
+        self.terminal = on_device[:, 2 * width]
         self._first: dict[int, int] = {}
         keys: list[DrawKey] = []
         for index, group in enumerate(groups):
@@ -69,7 +70,7 @@ class RoundDraws:
         if self._noise is None:
             raise LookupError("no group of this round draws by noise")
         rows = [self._first[e] + o for e, o in zip(emitters, offsets, strict=True)]
-        return self._noise[torch.tensor(rows, device=self._noise.device)]
+        return self._noise[integers(rows, self._noise.device)]
 
     @staticmethod
     def _fill(

@@ -12,6 +12,7 @@ import torch
 from scheduler.config import PoolConfig
 from scheduler.runner import ModelIdentity
 from scheduler.runtime.attention import Attention, PackedAttention
+from scheduler.runtime.device import prepare_device
 from scheduler.runtime.kv_cache import KvPool
 from scheduler.runtime.loading import LoadedModel
 from scheduler.runtime.rows import PackedRows
@@ -63,6 +64,7 @@ class TransformersForward:
     def __init__(
         self, model: LoadedModel, pool: PoolConfig, attention: AttentionFactory = PackedAttention
     ) -> None:
+        prepare_device(model.device)
         self.identity: ModelIdentity = model.identity
         self.vocabulary = model.head.vocabulary
         self.max_positions = model.max_positions

@@ -10,6 +10,7 @@ import torch
 
 from scheduler.config import PoolConfig
 from scheduler.runtime.rows import PackedRows
+from scheduler.sampling.moving import integers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ class KvPool:
         """Zero the rows of a table of blocks from its row `first` on, in every layer: a row that is
         not finite would outlive its request."""
         device = self.layers[0].device
-        starts = torch.tensor(blocks, dtype=torch.int64, device=device) * self.block_size
+        starts = integers(blocks, device) * self.block_size
         rows = starts[:, None] + torch.arange(self.block_size, device=device)
         slots = rows.flatten()[first:]
         for layer in self.layers:

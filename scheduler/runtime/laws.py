@@ -7,10 +7,13 @@ processed alike.
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from scheduler.plan import Group
+from scheduler.sampling.moving import floats, integers, moved
 from scheduler.sampling.processors import (
     RowSettings,
     ToLaw,
@@ -20,6 +23,9 @@ from scheduler.sampling.processors import (
     penalise,
     row_settings,
 )
+
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 class RowLaws:
@@ -43,8 +49,8 @@ class RowLaws:
         self._penalised = any(group.sampling.penalised for group in groups)
         self._guarded = any(_guarded(group, 0) for group in groups)
         self._counts: dict[int, tuple[Tensor, Tensor]] = {}
-        self._biases: dict[int, tuple[Tensor, Tensor]] = {}
-        self._stop_ids: dict[int, Tensor] = {}
+        self._biases: dict[int, tuple[Integers, Floats]] = {}
+        self._stop_ids: dict[int, Integers] = {}
         self._settings: dict[tuple[int, ...], RowSettings] = {}
 
     def settings(self, emitters: Sequence[int]) -> RowSettings:
@@ -86,9 +92,9 @@ class RowLaws:
         ]
         if not chosen:
             return logits
-        rows = torch.cat([torch.full_like(ids, row) for row, ids, _ in chosen])
-        ids = torch.cat([ids for _, ids, _ in chosen])
-        return add_bias(logits, rows, ids, torch.cat([values for _, _, values in chosen]))
+        rows, ids = self._cells([(row, ids) for row, ids, _ in chosen])
+        values = np.concatenate([values for _, _, values in chosen])
+        return add_bias(logits, rows, ids, moved(torch.from_numpy(values), self._device))
 
     def _with_guard(
         self, logits: Tensor, emitters: Sequence[int], offsets: Sequence[int]
@@ -100,20 +106,32 @@ class RowLaws:
         ]
         if not chosen:
             return logits
-        rows = torch.cat([torch.full_like(ids, row) for row, ids in chosen])
-        return forbid(logits, rows, torch.cat([ids for _, ids in chosen]))
+        return forbid(logits, *self._cells(chosen))
 
-    def _bias(self, index: int) -> tuple[Tensor, Tensor]:
-        """(ids, values) of a group's bias, made once a round."""
+    def _cells(self, chosen: Sequence[tuple[int, Integers]]) -> tuple[Tensor, Tensor]:
+        """(rows, ids) [n] on the device of host ids by row: two copies, however many rows."""
+        counts = [len(ids) for _, ids in chosen]
+        rows = np.repeat(np.array([row for row, _ in chosen], dtype=np.int64), counts)
+        ids = np.concatenate([ids for _, ids in chosen])
+        return (
+            moved(torch.from_numpy(rows), self._device),
+            moved(torch.from_numpy(ids), self._device),
+        )
+
+    def _bias(self, index: int) -> tuple[Integers, Floats]:
+        """(ids, values) of a group's bias on the host, made once a round."""
         if index not in self._biases:
             bias = self._groups[index].sampling.logit_bias
-            self._biases[index] = (self._ids(list(bias)), self._floats(list(bias.values())))
+            ids = np.fromiter(bias.keys(), dtype=np.int64, count=len(bias))
+            values = np.fromiter(bias.values(), dtype=np.float64, count=len(bias))
+            self._biases[index] = (ids, values)
         return self._biases[index]
 
-    def _stops(self, index: int) -> Tensor:
-        """A group's stop ids, made once a round."""
+    def _stops(self, index: int) -> Integers:
+        """A group's stop ids on the host, made once a round."""
         if index not in self._stop_ids:
-            self._stop_ids[index] = self._ids(sorted(self._groups[index].stop.token_ids))
+            stops = sorted(self._groups[index].stop.token_ids)
+            self._stop_ids[index] = np.array(stops, dtype=np.int64)
         return self._stop_ids[index]
 
     def _with_penalties(
@@ -126,7 +144,9 @@ class RowLaws:
         ]
         if not chosen:
             return logits
-        rows, indices, own = (self._ids(column) for column in zip(*chosen, strict=True))
+        rows, indices, own = (
+            integers(column, self._device) for column in zip(*chosen, strict=True)
+        )
         bases = [self._base(index) for _, index, _ in chosen]
         counts = torch.stack([count for _, count in bases])
         places = torch.arange(drafts.shape[1], device=self._device)
@@ -137,9 +157,9 @@ class RowLaws:
             logits[rows],
             torch.stack([seen for seen, _ in bases]),
             counts,
-            self._floats([each.repetition_penalty for each in sampling]),
-            self._floats([each.presence_penalty for each in sampling]),
-            self._floats([each.frequency_penalty for each in sampling]),
+            floats([each.repetition_penalty for each in sampling], self._device),
+            floats([each.presence_penalty for each in sampling], self._device),
+            floats([each.frequency_penalty for each in sampling], self._device),
         )
         return logits.index_copy(0, rows, penalised)
 
@@ -147,18 +167,14 @@ class RowLaws:
         """(prompt tokens seen [V] bool, output counts [V]) of the published tokens."""
         if index not in self._counts:
             group = self._groups[index]
-            prompt = self._ids(group.tokens[: group.prompt_length])
-            output = self._ids(group.tokens[group.prompt_length :])
-            counts = torch.bincount(output, minlength=self._vocabulary)
-            seen = torch.bincount(prompt, minlength=self._vocabulary) > 0
-            self._counts[index] = (seen, counts.to(torch.float32))
+            prompt = integers(group.tokens[: group.prompt_length], self._device)
+            output = integers(group.tokens[group.prompt_length :], self._device)
+            # bincount would have the host wait for the largest id.
+            counts = torch.zeros(self._vocabulary, device=self._device)
+            counts.index_add_(0, output, counts.new_ones(len(output)))
+            seen = torch.zeros_like(counts, dtype=torch.bool).index_fill_(0, prompt, value=True)
+            self._counts[index] = (seen, counts)
         return self._counts[index]
-
-    def _ids(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
-
-    def _floats(self, values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=self._device)
 
 
 def _guarded(group: Group, offset: int) -> bool:

@@ -31,7 +31,7 @@ class RmsNorm:
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         size = weight.shape[-1]
         self._weight = weight.float() * size**0.5
-        self._floor = torch.tensor((size * eps) ** 0.5, device=weight.device)
+        self._floor = torch.full((), (size * eps) ** 0.5, device=weight.device)
         self._dtype = weight.dtype
         self._wide = weight.dtype == torch.float32
 

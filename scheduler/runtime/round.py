@@ -31,6 +31,7 @@ from scheduler.runtime.retained import RetainedRows
 from scheduler.runtime.spoiled import SpoiledBlocks
 from scheduler.runtime.target_call import TargetCall, target_call
 from scheduler.runtime.timed import TimedForward
+from scheduler.sampling.moving import integers, moved
 from scheduler.sampling.processors import ToLaw, law
 from scheduler.sampling.rng import Randomness
 
@@ -152,9 +153,9 @@ class RoundExecutor:
             return self._with_started(plan, rows, call, None), none
         hidden = self._target.hidden(call.token_ids, call.segments)
         silent = [group for group in plan.groups if not group.emits]
-        finite = hidden[_indices(call.lasts, hidden.device)].isfinite().all(dim=1)
+        finite = hidden[integers(call.lasts, hidden.device)].isfinite().all(dim=1)
         held = [(g, last) for g, last in zip(silent, call.lasts, strict=True) if g.retains]
-        needed = _indices([*call.scored, *(last for _, last in held)], hidden.device)
+        needed = integers([*call.scored, *(last for _, last in held)], hidden.device)
         if not len(needed):
             nothing = None if call.started else hidden.new_zeros(0, self._vocabulary)
             return self._with_started(plan, rows, call, nothing), finite
@@ -176,7 +177,7 @@ class RoundExecutor:
         others = sorted(set(range(len(rows.emitters))) - set(firsts))
         order = torch.empty(len(parts), dtype=torch.int64)
         order[[*firsts, *others]] = torch.arange(len(parts))
-        return parts[order.to(parts.device)]
+        return parts[moved(order, parts.device)]
 
     def _clean(self, group: Group) -> None:
         """Zero what others left in the blocks of `group`, past its committed rows."""
@@ -203,10 +204,6 @@ class RoundExecutor:
             self._spoil(group, target=not good, draft=False)
         pairs = zip(groups, sound, strict=True)
         return {group.request: _prefilled(group, sound=good) for group, good in pairs}
-
-
-def _indices(rows: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor(rows, dtype=torch.int64, device=device)
 
 
 def _host_syncs(emitters: Sequence[Group]) -> int:
@@ -366,8 +363,8 @@ def _logprobs(
     if not places:
         return {}
     device = logits.device
-    at = torch.tensor([rows.first[i] + offset for i, offset in places], device=device)
-    chosen = torch.tensor([_emitted(transfer, i)[offset] for i, offset in places], device=device)
+    at = integers([rows.first[i] + offset for i, offset in places], device)
+    chosen = integers([_emitted(transfer, i)[offset] for i, offset in places], device)
     table = torch.log_softmax(logits[at], dim=-1)
     most = min(max(groups[i].sampling.logprobs or 0 for i in asking), table.shape[1])
     best = table.topk(most, dim=-1)

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from scheduler.sampling.moving import moved
+
 Integers = NDArray[np.int64]
 
 # A segment with more rows than this is attended alone: its own work outweighs one more call, and
@@ -102,8 +104,8 @@ def pack(segments: Sequence[Segment], block_size: int, device: torch.device) -> 
         raise ValueError("two rows of one packed call share a cache slot")
     groups, restore = _group_rows(segments, firsts, positions, device)
     return PackedRows(
-        positions=torch.from_numpy(positions).to(device, non_blocking=True),
-        slots=torch.from_numpy(slots).to(device, non_blocking=True),
+        positions=moved(torch.from_numpy(positions), device),
+        slots=moved(torch.from_numpy(slots), device),
         block_size=block_size,
         starts=starts,
         counts=counts,
@@ -169,11 +171,11 @@ def _group_rows(
         group = RowGroup(
             members=np.array(members),
             width=width,
-            rows=torch.from_numpy(rows.ravel()).to(device, non_blocking=True),
+            rows=moved(torch.from_numpy(rows.ravel()), device),
             query_positions=positions[rows],
         )
         groups.append(group)
-    return tuple(groups), torch.from_numpy(restore).to(device, non_blocking=True)
+    return tuple(groups), moved(torch.from_numpy(restore), device)
 
 
 def _memberships(segments: Sequence[Segment]) -> list[list[int]]:

@@ -18,6 +18,7 @@ import torch
 from scheduler.runtime.attention import LayerAttention
 from scheduler.runtime.kv_cache import KvPool
 from scheduler.runtime.rows import PackedRows
+from scheduler.sampling.moving import moved
 
 SPLIT_KEYS = 128
 # Below any score, yet finite: exp(m - m) of a row that has seen no key must be 1.
@@ -110,10 +111,10 @@ class SplitAttention:
         places = np.arange(2 * heads).reshape(2, 1, heads, 1)
         index = torch.from_numpy((slots[None, :, None, :] * (2 * heads) + places).ravel())
         device = rows.positions.device
-        after = torch.from_numpy(keys).to(device) - rows.positions[:, None]
+        after = moved(torch.from_numpy(keys), device) - rows.positions[:, None]
         hidden = after > 0 if window is None else (after > 0) | (after <= -window)
         mask = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, -torch.inf)
         return Split(
-            index=index.to(device, non_blocking=True),
+            index=moved(index, device),
             mask=mask.repeat_interleave(heads, dim=0)[:, None],
         )

@@ -12,6 +12,7 @@ from torch import Tensor
 from scheduler.plan import Group, Role
 from scheduler.runtime.drafting import Drafted
 from scheduler.runtime.rows import Segment
+from scheduler.sampling.moving import integers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +57,9 @@ def target_call(groups: Sequence[Group], drafted: Drafted, device: torch.device)
         else:
             lasts.append(len(tokens) - 1)
         tokens += [0] * depth
-    ids = torch.tensor(tokens, dtype=torch.int64, device=device)
+    ids = integers(tokens, device)
     if slots:
-        at = torch.tensor(cells, device=device)
-        ids[torch.tensor(slots, device=device)] = drafted.ids.view(-1)[at]
+        ids[integers(slots, device)] = drafted.ids.view(-1)[integers(cells, device)]
     return TargetCall(
         segments=tuple(segments),
         token_ids=ids,

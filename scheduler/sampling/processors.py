@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from scheduler.sampling.moving import flags, floats, integers
+
 GREEDY_BELOW = 1e-5
 _NEVER = float("-inf")
 
@@ -59,11 +61,11 @@ def row_settings(
     warmth = [1.0 if cold else value for cold, value in zip(greedy, temperature, strict=True)]
     kept = [vocabulary if k is None else max(1, min(k, vocabulary)) for k in top_k]
     return RowSettings(
-        temperature=torch.tensor(warmth, dtype=torch.float64, device=device),
-        top_k=torch.tensor(kept, dtype=torch.int64, device=device),
-        top_p=torch.tensor(top_p, dtype=torch.float64, device=device),
-        min_p=torch.tensor(min_p, dtype=torch.float64, device=device),
-        greedy=torch.tensor(greedy, dtype=torch.bool, device=device),
+        temperature=floats(warmth, device),
+        top_k=integers(kept, device),
+        top_p=floats(top_p, device),
+        min_p=floats(min_p, device),
+        greedy=flags(greedy, device),
         widest_k=max(kept, default=vocabulary),
         any_temperature=any(value != 1.0 for value in warmth),
         any_top_k=any(k < vocabulary for k in kept),

@@ -21,6 +21,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from scheduler.sampling.moving import moved
+
 GAMMA = 0x9E3779B97F4A7C15
 FIRST_MULTIPLIER = 0xBF58476D1CE4E5B9
 SECOND_MULTIPLIER = 0x94D049BB133111EB
@@ -101,7 +103,7 @@ class CounterRandomness:
 
         Shape [n, vocabulary], float64, each in [2^-53, 1 - 2^-53].
         """
-        states = torch.from_numpy(_states(keys).view(np.int64)).to(device)
+        states = moved(torch.from_numpy(_states(keys).view(np.int64)), device)
         steps = torch.arange(1, vocabulary + 1, dtype=torch.int64, device=device)
         steps.mul_(_signed(GAMMA))
         words = _finalise(states[:, None] + steps[None, :])

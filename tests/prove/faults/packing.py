@@ -21,7 +21,7 @@ _SPLIT = "scheduler/runtime/split_attention.py"
 _ROWS = "scheduler/runtime/rows.py"
 
 _SCORED = "range(len(tokens) - min(group.rows, 1), len(tokens) + depth)"
-_FED = "ids[torch.tensor(slots, device=device)] = drafted.ids.view(-1)[at]"
+_FED = "ids[integers(slots, device)] = drafted.ids.view(-1)[integers(cells, device)]"
 
 PACKING = (
     fault(
@@ -58,7 +58,7 @@ PACKING = (
         "another request's drafts fed to the target",
         "wrong-token K/V row",
         _CALL,
-        ("drafted.ids.view(-1)[at]", "drafted.ids.roll(1, 0).view(-1)[at]"),
+        ("drafted.ids.view(-1)[integers", "drafted.ids.roll(1, 0).view(-1)[integers"),
         TABLE_TEXT,
         ROUND_LAW,
         MACHINE,
@@ -80,8 +80,8 @@ PACKING = (
         "shifted position",
         _ROWS,
         (
-            "positions=torch.from_numpy(positions)",
-            "positions=torch.from_numpy(positions + (owners > 0))",
+            "positions=moved(torch.from_numpy(positions)",
+            "positions=moved(torch.from_numpy(positions + (owners > 0))",
         ),
         f"{PACKED_ROW_TESTS}::test_every_row_stands_at_its_own_position_and_slot",
         f"{EQUALITY_TESTS}::test_packed_rows_equal_the_model_alone[llama]",

@@ -35,8 +35,8 @@ ROW_RULES = (
         "stale processor",
         _LAWS,
         (
-            "self._ids(group.tokens[group.prompt_length :])",
-            "self._ids(group.tokens[group.prompt_length : -1])",
+            "integers(group.tokens[group.prompt_length :], self._device)",
+            "integers(group.tokens[group.prompt_length : -1], self._device)",
         ),
         FILTERED_LAW,
         LOOKUP_LAW,
