@@ -121,8 +121,9 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def _random_model(shape: Shape, layers: int) -> LlamaForCausalLM:
-    config = LlamaConfig(
+def llama_config(shape: Shape, layers: int) -> LlamaConfig:
+    """The configuration of a pair's model with so many layers."""
+    return LlamaConfig(
         hidden_size=shape.hidden,
         num_hidden_layers=layers,
         intermediate_size=shape.intermediate,
@@ -135,8 +136,12 @@ def _random_model(shape: Shape, layers: int) -> LlamaForCausalLM:
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=None,
+        architectures=["LlamaForCausalLM"],
     )
-    model: LlamaForCausalLM = LlamaForCausalLM(config).eval()
+
+
+def _random_model(shape: Shape, layers: int) -> LlamaForCausalLM:
+    model: LlamaForCausalLM = LlamaForCausalLM(llama_config(shape, layers)).eval()
     return model
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from scheduler.config import PoolConfig
 from scheduler.runner import Capabilities, ModelIdentity
@@ -25,7 +25,7 @@ from scheduler.runtime.loading import LoadedModel
 from scheduler.runtime.torch_runner import Pair, TorchRunner
 from scheduler.sampling.rng import CounterRandomness
 from tests.bench import synthetic
-from tests.bench.synthetic import Shape
+from tests.bench.synthetic import Shape, llama_config
 from tests.gpu.figures import PairFigures
 
 _PROBE = (4, 32)
@@ -158,24 +158,9 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
 def _random_model(
     shape: Shape, layers: int, device: torch.device, dtype: torch.dtype
 ) -> PreTrainedModel:
-    config = LlamaConfig(
-        hidden_size=shape.hidden,
-        num_hidden_layers=layers,
-        intermediate_size=shape.intermediate,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        vocab_size=shape.vocabulary,
-        max_position_embeddings=shape.positions,
-        initializer_range=shape.hidden**-0.5,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-        architectures=["LlamaForCausalLM"],
-    )
     with device:  # weights begin their life there
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation="eager"
+            llama_config(shape, layers), dtype=dtype, attn_implementation="eager"
         )
     return model.eval().requires_grad_(requires_grad=False)
 
