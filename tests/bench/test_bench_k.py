@@ -16,7 +16,6 @@ from tests.bench.figures import Machine, Versions
 from tests.bench.k.__main__ import main
 from tests.bench.k.crowd import Crowd, Relay, Stage, Timed, Trace
 from tests.bench.k.figures import Models, Report, Settings
-from tests.bench.k.measure import _Subject
 from tests.bench.k.options import read_options
 from tests.bench.k.plot import draw
 from tests.bench.k.reduction import (
@@ -32,8 +31,8 @@ from tests.bench.k.reduction import (
     stretch,
     switches,
 )
-from tests.bench.k.studio import Crowds, without_draft
 from tests.bench.k.table import render
+from tests.bench.k.turns import Place, Turnstile
 from tests.oracles.rig import VOCABULARY, config, tabular_runner
 from tests.telemetry.rounds import drafted, ended, plain, step
 
@@ -48,7 +47,7 @@ async def crowd(runner=None):
     engine = build_engine(settings, runner, sink=relay, clock=time.perf_counter)
     await engine.start()
     try:
-        yield Crowd(engine, relay), engine
+        yield Crowd(engine, relay, Place(Turnstile(1.0))), engine
     finally:
         await engine.stop()
 
@@ -131,14 +130,6 @@ async def test_a_request_that_fails_fails_the_run():
     async with crowd(Broken(tabular_runner(config())[0])) as (each, _):
         with pytest.raises(RuntimeError, match="a request ended early"):
             await each.serve(trace((2, 30)))
-
-
-def test_the_bare_runner_shares_the_target_and_knows_no_draft():
-    runner, target, _ = tabular_runner(config())
-    bare = without_draft(runner)
-    assert bare.capabilities().draft is None
-    assert bare._pair.target is target
-    assert bare._pair.draft is None
 
 
 # ---- reduction ---------------------------------------------------------------------------------
@@ -291,6 +282,7 @@ def report():
             threads=1,
             seed=0,
             profile_seconds=1.0,
+            turn=0.25,
         ),
         models=Models(name="pair", target="a", draft="b", dtype="float32", parameters=(6, 1)),
         profile_took=1.0,
@@ -327,12 +319,6 @@ def test_the_picture_is_a_png(report, tmp_path):
 
 
 # ---- the command -------------------------------------------------------------------------------
-
-
-def test_each_way_has_its_own_engine():
-    subject = _Subject(options=None, crowds=Crowds(bare=1, fixed=2, auto=3), prompts=())
-    ways = (BARE, fixed(0), fixed(4), AUTO)
-    assert [subject._crowd(way) for way in ways] == [1, 2, 2, 3]
 
 
 def test_runs_on_the_embedded_pair_last_longer():

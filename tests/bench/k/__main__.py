@@ -64,6 +64,7 @@ def _settings(options: Options, threads: int) -> Settings:
         threads=threads,
         seed=options.seed,
         profile_seconds=options.profile_seconds,
+        turn=options.turn,
     )
 
 

@@ -6,7 +6,7 @@ for long: nothing but their first tokens lies before the time that counts. Judge
 """
 
 import asyncio
-import time
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from scheduler.request import (
     Verifier,
 )
 from scheduler.stats import FinishedStats, LoadStats, StepStats
+from tests.bench.k.turns import Place
 from tests.bench.load import NoText
 from tests.bench.prompts import Prompt
 
@@ -87,29 +88,32 @@ class Relay:
 
 
 class Crowd:
-    """A started engine, with the relay that it reports to."""
+    """A started engine, the relay that it reports to, and its place among others."""
 
-    def __init__(self, engine: Engine, relay: Relay) -> None:
+    def __init__(self, engine: Engine, relay: Relay, place: Place) -> None:
         self._engine = engine
         self._relay = relay
+        self._place = place
 
     async def serve(self, trace: Trace) -> tuple[Timed, ...]:
         """Serve `trace`, then send away whoever still runs. Raises RuntimeError when a request or
         the engine failed."""
-        visit = _Visit(self._engine, trace)
+        visit = _Visit(self._engine, trace, self._place)
         self._relay.listener = visit.hear
+        self._place.enter()
         visit.start()
         try:
             await self._happens(visit.ended)
-        finally:
-            self._relay.listener = None
             self._relay.empty.clear()
             visit.leave()
+            # Blocks are freed between rounds: with the last of them no round runs any more.
+            if self._engine.load().target_pool.used:
+                await self._happens(self._relay.empty)
+        finally:
+            self._relay.listener = None
+            self._place.leave()
         if visit.problem is not None:
             raise RuntimeError(visit.problem)
-        # Blocks are freed between rounds: with the last of them no round runs any more.
-        if self._engine.load().target_pool.used:
-            await self._happens(self._relay.empty)
         return tuple(visit.timed)
 
     async def _happens(self, event: asyncio.Event) -> None:
@@ -124,9 +128,10 @@ class Crowd:
 class _Visit:
     """One trace under way."""
 
-    def __init__(self, engine: Engine, trace: Trace) -> None:
+    def __init__(self, engine: Engine, trace: Trace, place: Place) -> None:
         self._engine = engine
         self._trace = trace
+        self._place = place
         self._sent = 0
         self._live: dict[int, None] = {}
         self._silent: set[int] = set()  # the first requests, until they have had a token
@@ -152,9 +157,18 @@ class _Visit:
 
     def hear(self, stats: StepStats) -> None:
         """Count one round and keep the number of requests; called before the next is planned."""
+        if not self.ended.is_set():
+            self._hear(stats, self._place.clock())
+        self._place.end_round(self._progress)
+
+    @property
+    def _progress(self) -> float:
+        """How much of the trace is over; what runs on after its end can wait."""
         if self.ended.is_set():
-            return
-        now = time.perf_counter()
+            return math.inf
+        return (len(self.timed) + self._tokens / self._stage.tokens) / len(self._trace.stages)
+
+    def _hear(self, stats: StepStats, now: float) -> None:
         for finished in stats.finished:
             del self._live[finished.request]
             if finished.reason is not FinishReason.LENGTH:
@@ -209,7 +223,7 @@ class _Visit:
             speculation=Speculation(k=trace.k, verifier=trace.verifier),
             stop=StopRules(token_ids=frozenset(), max_tokens=length),
             text=NoText(),
-            arrival=time.perf_counter(),
+            arrival=self._place.clock(),
         )
         self._engine.submit([request])
         self._sent += 1

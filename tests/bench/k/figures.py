@@ -14,7 +14,8 @@ class Settings:
 
     A run at concurrency N ends with the round by which max(`least`, `per_client` * N) tokens were
     committed; a step of a ramp with the one by which it had `least`. `tokens` are those of one
-    request, `profile_seconds` the limit of the start-up profile that auto has.
+    request, `profile_seconds` the limit of the start-up profile that auto has, `turn` the seconds
+    after which another way has its turn.
     """
 
     ks: tuple[int, ...]
@@ -31,6 +32,7 @@ class Settings:
     threads: int
     seed: int
     profile_seconds: float
+    turn: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

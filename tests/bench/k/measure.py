@@ -1,18 +1,17 @@
-"""Runs every way to choose K at every load, in turns: inside each round, in an order drawn by seed,
-so that a disturbance of the machine meets all of them and none always follows the same one.
+"""Runs every way to choose K at every load: inside a round all at once, taking short turns, so that
+a disturbance of the machine meets all of them.
 """
 
 import asyncio
-import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.bench.k.crowd import Crowd, Stage, Timed, Trace
 from tests.bench.k.figures import Level, Models, Ramp
 from tests.bench.k.options import Options
 from tests.bench.k.reduction import AUTO, BARE, Stretch, Way, fixed, level, ramp, stretch
-from tests.bench.k.studio import Crowds, Studio, open_crowds
+from tests.bench.k.studio import Studio, open_crowds
 from tests.bench.measure import Source, shown
 from tests.bench.prompts import Prompt, random_prompts, text_prompts
 
@@ -36,8 +35,16 @@ class _Subject:
     """The engines under test, and what they are asked for."""
 
     options: Options
-    crowds: Crowds
+    crowds: Mapping[Way, Crowd]
     prompts: Sequence[Prompt]
+
+    async def serve_all(
+        self, ways: Sequence[Way], number: int, stages: tuple[Stage, ...]
+    ) -> dict[Way, tuple[Timed, ...]]:
+        """Round `number` of all these ways, which take turns."""
+        async with asyncio.TaskGroup() as group:
+            runs = {way: group.create_task(self.serve(way, number, stages)) for way in ways}
+        return {way: run.result() for way, run in runs.items()}
 
     async def serve(self, way: Way, number: int, stages: tuple[Stage, ...]) -> tuple[Timed, ...]:
         """One run of round `number`: its prompts and seeds are the same for every way."""
@@ -50,11 +57,7 @@ class _Subject:
             verifier=self.options.verifier,
             seed=self.options.seed + _SEEDS * number,
         )
-        return await self._crowd(way).serve(trace)
-
-    def _crowd(self, way: Way) -> Crowd:
-        own = {BARE: self.crowds.bare, AUTO: self.crowds.auto}
-        return own.get(way, self.crowds.fixed)
+        return await self.crowds[way].serve(trace)
 
     def stage(self, concurrency: int) -> Stage:
         """The load of one run."""
@@ -70,7 +73,7 @@ def measure(source: Source, studio: Studio, options: Options) -> Measured:
 
 async def _measure(source: Source, studio: Studio, options: Options) -> Measured:
     prompts = _prompts(source, studio, options)
-    async with open_crowds(studio) as crowds:
+    async with open_crowds(studio, _ways(options), options.turn) as crowds:
         subject = _Subject(options=options, crowds=crowds, prompts=prompts)
         await _warm_up(subject)
         levels = await _levels(subject)
@@ -78,27 +81,29 @@ async def _measure(source: Source, studio: Studio, options: Options) -> Measured
     return Measured(models=_models(source, studio), levels=levels, ramp=ramped)
 
 
+def _ways(options: Options) -> list[Way]:
+    return [BARE, *map(fixed, (0, *options.ks)), AUTO]
+
+
 async def _warm_up(subject: _Subject) -> None:
     """Auto at every load, for what it learns; the other engines once."""
     options = subject.options
     least = Stage(concurrency=min(options.concurrency), tokens=1)
-    for way in (BARE, fixed(max(options.ks))):
-        await subject.serve(way, 0, (least,))
+    await subject.serve_all(_ways(options), 0, (least,))
     for concurrency in options.concurrency:
         (timed,) = await subject.serve(AUTO, 0, (subject.stage(concurrency),))
         _say(f"warm-up, {concurrency} at once, auto", stretch(timed))
 
 
 async def _levels(subject: _Subject) -> tuple[Level, ...]:
-    options = subject.options
-    ways = [BARE, *map(fixed, (0, *options.ks)), AUTO]
+    options, ways = subject.options, _ways(subject.options)
     runs: dict[int, dict[Way, list[Stretch]]] = {
         concurrency: {way: [] for way in ways} for concurrency in options.concurrency
     }
     for number in range(1, options.rounds + 1):
         for concurrency, found in runs.items():
-            for way in _shuffled(ways, f"{options.seed} {number} {concurrency}"):
-                (timed,) = await subject.serve(way, number, (subject.stage(concurrency),))
+            served = await subject.serve_all(ways, number, (subject.stage(concurrency),))
+            for way, (timed,) in served.items():
                 found[way].append(stretch(timed))
                 said = f"round {number}/{options.rounds}, {concurrency} at once, {way.name}"
                 _say(said, found[way][-1])
@@ -118,19 +123,13 @@ async def _ramp(subject: _Subject) -> Ramp:
     ways = [*map(fixed, (0, *few)), AUTO]
     traces: dict[Way, list[tuple[Timed, ...]]] = {way: [] for way in ways}
     for number in range(1, options.ramps + 1):
-        for way in _shuffled(ways, f"{options.seed} ramp {number}"):
-            timed = await subject.serve(way, options.rounds + number, stages)
-            traces[way].append(timed)
-            for part in timed:
-                said = (
-                    f"ramp {number}/{options.ramps}, {part.stage.concurrency} at once, {way.name}"
-                )
-                _say(said, stretch(part))
+        served = await subject.serve_all(ways, options.rounds + number, stages)
+        for way, trace in served.items():
+            traces[way].append(trace)
+            for part in trace:
+                at_once = part.stage.concurrency
+                _say(f"ramp {number}/{options.ramps}, {at_once} at once, {way.name}", stretch(part))
     return ramp(options.least, traces)
-
-
-def _shuffled(ways: Sequence[Way], seed: str) -> list[Way]:
-    return random.Random(seed).sample(ways, len(ways))
 
 
 def _prompts(source: Source, studio: Studio, options: Options) -> list[Prompt]:

@@ -27,6 +27,7 @@ class Options:
     threads: int | None = None
     seed: int = 0
     profile_seconds: float = 20.0
+    turn: float = 0.25
     json: Path | None = None
     plot: Path | None = None
 
@@ -107,6 +108,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=at_least_1, help="threads of one tensor operation (default: torch's)")
     add("--seed", type=int, help=f"default {start.seed}")
     add("--profile-seconds", type=float, help=f"default {start.profile_seconds:g}")
+    add("--turn", type=float, metavar="SECONDS", help=f"of one way (default {start.turn:g})")
     add("--json", type=Path, metavar="FILE", help="write the figures as data too")
     add("--plot", type=Path, metavar="FILE.png", help="draw them")
     add("--quick", action="store_true", help="a smoke run; its figures mean little")

@@ -1,28 +1,31 @@
-"""Loads a pair and stands three engines over the same weights and K/V pools, to take turns: one
-without the draft model, one for every fixed K, and one that chooses K.
+"""Loads a pair and stands an engine for every way to choose K over its weights: one without the
+draft model, one for each fixed K, and one that chooses K. They take turns.
 
 Knows how engines are put together, nothing of what is measured.
 """
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 
 from scheduler.assembly import build_engine, controller_for
-from scheduler.config import EngineConfig
-from scheduler.controller import Controller
+from scheduler.config import EngineConfig, PoolConfig
 from scheduler.costs import CostTable
 from scheduler.engine import Engine
 from scheduler.profiling import profile_costs
 from scheduler.request import ProposerKind
-from scheduler.runner import ModelRunner
 from scheduler.runtime.create import LoadedPair, PairOptions, create_runner
+from scheduler.runtime.forward import TransformersForward
+from scheduler.runtime.kv_cache import KvPool
 from scheduler.runtime.loading import ModelSource
-from scheduler.runtime.torch_runner import TorchRunner
+from scheduler.runtime.torch_runner import Pair, TorchRunner
 from scheduler.sampling.rng import CounterRandomness
 from tests.bench.k.crowd import Crowd, Relay
 from tests.bench.k.options import Options
+from tests.bench.k.reduction import AUTO, BARE, Way
+from tests.bench.k.turns import PatientRunner, Place, Turnstile
 from tests.bench.measure import Source
 
 _CLOCK: Callable[[], float] = time.perf_counter
@@ -36,15 +39,6 @@ class Studio:
     config: EngineConfig
     costs: CostTable
     profile_took: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Crowds:
-    """The engines, each with its crowd. Only one may serve at a time: they share K/V blocks."""
-
-    bare: Crowd
-    fixed: Crowd
-    auto: Crowd
 
 
 def prepare(source: Source, options: Options) -> Studio:
@@ -72,34 +66,55 @@ def prepare(source: Source, options: Options) -> Studio:
 
 
 @asynccontextmanager
-async def open_crowds(studio: Studio) -> AsyncIterator[Crowds]:
-    """Three started engines, stopped in the end."""
-    config, runner = studio.config, studio.loaded.runner
-    plain = replace(config, draft_pool=None, draft_max_len=0, proposer=ProposerKind.NONE)
-    relays = [Relay() for _ in range(3)]
-    engines = [
-        _engine(plain, without_draft(runner), relays[0], None),
-        _engine(config, runner, relays[1], None),
-        _engine(config, runner, relays[2], controller_for(config, studio.costs)),
-    ]
-    for engine in engines:
+async def open_crowds(
+    studio: Studio, ways: Sequence[Way], span: float
+) -> AsyncIterator[dict[Way, Crowd]]:
+    """A started engine for each way, stopped in the end; they take turns of `span` seconds."""
+    turnstile = Turnstile(span)
+    engines: dict[Way, Engine] = {}
+    crowds: dict[Way, Crowd] = {}
+    for way in ways:
+        relay, place = Relay(), Place(turnstile)
+        engines[way] = _engine(studio, way, relay, place)
+        crowds[way] = Crowd(engines[way], relay, place)
+    for engine in engines.values():
         await engine.start()
     try:
-        bare, fixed, auto = map(Crowd, engines, relays)
-        yield Crowds(bare=bare, fixed=fixed, auto=auto)
+        yield crowds
     finally:
-        for engine in engines:
+        for engine in engines.values():
             await engine.stop()
 
 
-def without_draft(runner: TorchRunner) -> TorchRunner:
-    """A runner over the very same target and pool that knows no draft model."""
-    capabilities = replace(runner.capabilities(), draft=None, draft_max_positions=0)
-    pair = replace(runner._pair, draft=None)
-    return TorchRunner(pair, capabilities, CounterRandomness(), _CLOCK)
+def _engine(studio: Studio, way: Way, relay: Relay, place: Place) -> Engine:
+    config = studio.config
+    runner = twin(studio.loaded.runner, place.clock, draft=way != BARE)
+    if way == BARE:
+        config = replace(config, draft_pool=None, draft_max_len=0, proposer=ProposerKind.NONE)
+    return build_engine(
+        config,
+        PatientRunner(runner, place),
+        sink=relay,
+        clock=place.clock,
+        controller=controller_for(config, studio.costs) if way == AUTO else None,
+    )
 
 
-def _engine(
-    config: EngineConfig, runner: ModelRunner, relay: Relay, controller: Controller | None
-) -> Engine:
-    return build_engine(config, runner, sink=relay, clock=_CLOCK, controller=controller)
+def twin(runner: TorchRunner, clock: Callable[[], float], *, draft: bool) -> TorchRunner:
+    """A runner of the same weights with K/V pools of its own, with or without the draft model."""
+    pair, capabilities = runner._pair, runner.capabilities()
+    if not draft:
+        capabilities = replace(capabilities, draft=None, draft_max_positions=0)
+    own = Pair(
+        target=_twin(pair.target),
+        draft=_twin(pair.draft) if draft else None,
+        vocabulary=pair.vocabulary,
+    )
+    return TorchRunner(own, capabilities, CounterRandomness(), clock)
+
+
+def _twin(forward: TransformersForward) -> TransformersForward:
+    other, pool = copy(forward), forward.pool
+    size = PoolConfig(blocks=pool.blocks, block_size=pool.block_size)
+    other.pool = KvPool(pool.shape, size, forward.device)
+    return other

@@ -34,7 +34,8 @@ def _preamble(report: Report) -> str:
         f"{settings.prompt_tokens} + {settings.tokens} tokens a request, seed {settings.seed}\n"
         f"          a run ends with {settings.per_client} tokens for each request at once, "
         f"at least {settings.least};\n"
-        f"          a request that ends is replaced before the next round\n"
+        f"          a request that ends is replaced before the next round;\n"
+        f"          all ways run at once, in turns of {settings.turn:g} s\n"
         f"pair      {models.name}: {target:.1f} M and {draft:.1f} M parameters, {models.dtype}; "
         f"profile {report.profile_took:.1f} s; auto up to K {settings.k_max}"
     )
