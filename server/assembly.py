@@ -6,7 +6,7 @@ Loading blocks and belongs in a thread; the rest belongs to the event loop.
 import logging
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerFast
@@ -31,6 +31,7 @@ from scheduler.request import (
 from scheduler.runner import ModelRunner
 from scheduler.runtime.create import LoadedPair, PairOptions, create_runner
 from scheduler.runtime.loading import ModelSource
+from scheduler.runtime.vllm_choice import VllmChoices
 from scheduler.stats import FinishedStats, LoadStats, StatsSink, StepStats
 from server.backend import Serving
 from server.cost_cache import CostCache, processor
@@ -44,6 +45,7 @@ __all__ = ["Loaded", "build_engine", "load", "round_costs", "serving_over", "war
 logger = logging.getLogger(__name__)
 
 _WARM_TOKENS = 8
+_VLLM_CHOICES = tuple(each.name for each in fields(VllmChoices))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,7 @@ def build_runner(settings: Settings) -> LoadedPair:
         target=_target(settings),
         draft=_draft(settings),
         runtime=settings.runtime,
+        vllm=VllmChoices(**{name: getattr(settings, name) for name in _VLLM_CHOICES}),
         device=settings.device,
         dtype=settings.dtype,
         pack=settings.pack_weights,

@@ -98,6 +98,24 @@ class Settings(BaseSettings):
     runtime: Literal["auto", "torch", "vllm"] = Field(
         "auto", description="what runs the models; auto takes vllm on a GPU where it is installed"
     )
+    tensor_parallel: Count = Field(
+        1, description="processes that the target is split over (runtime=vllm)"
+    )
+    draft_tensor_parallel: Count = Field(
+        1, description="the same for the draft: 1 (whole in each of them) or as many"
+    )
+    quantization: str | None = Field(
+        None, description="vLLM's name of how the target's weights are held (runtime=vllm)"
+    )
+    draft_quantization: str | None = Field(
+        None, description="the same for the draft (runtime=vllm)"
+    )
+    kv_cache_dtype: str | None = Field(
+        None, description="vLLM's name of the type of the target's K/V rows (runtime=vllm)"
+    )
+    draft_kv_cache_dtype: str | None = Field(
+        None, description="the same for the draft (runtime=vllm)"
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the models run")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="type of the weights")
     pack_weights: bool = Field(

@@ -7,7 +7,7 @@ import importlib
 import logging
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from scheduler.config import PoolConfig
 from scheduler.errors import ConfigRefused, ModelRefused
-from scheduler.runner import Capabilities, ModelIdentity
+from scheduler.runner import Capabilities, ModelIdentity, ModelRunner
 from scheduler.runtime.admission_checks import check_pair, event_space_digest
 from scheduler.runtime.forward import Forward, TransformersForward
 from scheduler.runtime.invariant import invariant_forward
@@ -32,6 +32,8 @@ from scheduler.runtime.loading import (
 from scheduler.runtime.torch_runner import Pair, TorchRunner
 from scheduler.runtime.vllm_choice import (
     RuntimeChoice,
+    VllmChoices,
+    VllmOptions,
     uses_vllm,
     vllm_block_size,
     vllm_version,
@@ -57,6 +59,7 @@ class PairOptions:
     target: ModelSource
     draft: ModelSource | None
     runtime: RuntimeChoice = "auto"
+    vllm: VllmChoices = field(default_factory=VllmChoices)
     device: str = "auto"
     dtype: DtypeChoice = "auto"
     pack: bool = True
@@ -76,7 +79,7 @@ class LoadedPair:
     there is no draft; `law_row_bytes` those of one position's float32 law over the vocabulary.
     """
 
-    runner: TorchRunner
+    runner: ModelRunner
     tokenizer: PreTrainedTokenizerBase
     vocabulary: int
     max_model_len: int
@@ -103,6 +106,21 @@ class _Model(Protocol):
     def device(self) -> torch.device: ...
 
 
+class _Runtime(Protocol):
+    """What loads a pair, and runs it once its pools are sized."""
+
+    block_size: int
+    software: str
+
+    def load(self, target: ModelSource, draft: ModelSource | None) -> tuple[_Model, _Model | None]:
+        """Load both. Raises ModelRefused."""
+        ...
+
+    def start(self, pool: PoolConfig, capabilities: Capabilities) -> ModelRunner:
+        """A runner over K/V pools of this size, one for each model."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Loaded:
     """A model, and what makes its forward over a pool."""
@@ -111,43 +129,59 @@ class _Loaded:
     over: Callable[[PoolConfig], Forward]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Runtime:
-    """What loads and runs models, and the versions that it depends on."""
+class _InProcess:
+    """A pair in this process, each model by its own loader."""
 
-    target: Callable[[ModelSource], _Loaded]
-    draft: Callable[[ModelSource], _Loaded]
-    block_size: int
-    software: str
+    def __init__(
+        self,
+        target: Callable[[ModelSource], _Loaded],
+        draft: Callable[[ModelSource], _Loaded],
+        clock: Callable[[], float],
+        block_size: int,
+        software: str,
+    ) -> None:
+        self.block_size = block_size
+        self.software = software
+        self._loaders = (target, draft)
+        self._clock = clock
+
+    def load(self, target: ModelSource, draft: ModelSource | None) -> tuple[_Model, _Model | None]:
+        """Load both. Raises ModelRefused."""
+        load_target, load_draft = self._loaders
+        self._target = load_target(target)
+        self._draft = None if draft is None else load_draft(draft)
+        return self._target.model, None if self._draft is None else self._draft.model
+
+    def start(self, pool: PoolConfig, capabilities: Capabilities) -> ModelRunner:
+        """The round executor over both."""
+        forward = self._target.over(pool)
+        pair = Pair(
+            target=forward,
+            draft=None if self._draft is None else self._draft.over(pool),
+            vocabulary=capabilities.vocabulary,
+        )
+        told = replace(capabilities, numerics=forward.numerics)
+        return TorchRunner(pair, told, CounterRandomness(), self._clock)
 
 
 def create_runner(options: PairOptions, clock: Callable[[], float]) -> LoadedPair:
     """Load, check and size. Raises ModelRefused or ConfigRefused, naming model or setting."""
     device = _device(options)
-    runtime = _runtime(options, device)
+    runtime = _runtime(options, device, clock)
     tokenizer = load_tokenizer(options.target)
     drafter = None if options.draft is None else load_tokenizer(options.draft)
     if drafter is not None:  # before any weights: a wrong tokenizer is told at once
         check_pair(tokenizer, drafter, len(tokenizer), len(drafter))
-    loaded = runtime.target(options.target)
-    proposing = None if options.draft is None else runtime.draft(options.draft)
-    target, draft = loaded.model, None if proposing is None else proposing.model
+    target, draft = runtime.load(options.target, options.draft)
     vocabulary = _event_space(options, tokenizer, drafter, target, draft)
     pool = _pool(options, runtime.block_size, target, draft)
     max_model_len = _context(options, target, pool.blocks * pool.block_size)
-    forward = loaded.over(pool)
-    pair = Pair(
-        target=forward,
-        draft=None if proposing is None else proposing.over(pool),
-        vocabulary=vocabulary,
-    )
     capabilities = replace(
         _capabilities(target, draft, vocabulary, runtime.software),
-        numerics=forward.numerics,
         event_space=event_space_digest(tokenizer),
     )
     return LoadedPair(
-        runner=TorchRunner(pair, capabilities, CounterRandomness(), clock),
+        runner=runtime.start(pool, capabilities),
         tokenizer=tokenizer,
         vocabulary=vocabulary,
         max_model_len=max_model_len,
@@ -174,17 +208,19 @@ def _device(options: PairOptions) -> torch.device:
     return torch.device(name)
 
 
-def _runtime(options: PairOptions, device: torch.device) -> _Runtime:
+def _runtime(options: PairOptions, device: torch.device, clock: Callable[[], float]) -> _Runtime:
     software = [f"torch {torch.__version__}", f"transformers {transformers.__version__}"]
     if uses_vllm(options.runtime, device):
         software += [f"vllm {vllm_version()}", platform.machine()]
-        return _vllm_runtime(options, device, ", ".join(software))
+        return _vllm_runtime(options, device, clock, ", ".join(software))
+    options.vllm.refuse_for_torch()
     # A draft has no such mode: where texts are promised (temperature 0, shared noise) it only
     # proposes.
     forward = invariant_forward if options.batch_invariant else TransformersForward
-    return _Runtime(
+    return _InProcess(
         target=partial(_load_torch, options, device, forward),
         draft=partial(_load_torch, options, device, TransformersForward),
+        clock=clock,
         block_size=options.block_size or BLOCK_SIZE,
         software=", ".join((*software, platform.machine())),
     )
@@ -200,16 +236,22 @@ def _load_torch(
     return _Loaded(model=model, over=partial(forward, model))
 
 
-def _vllm_runtime(options: PairOptions, device: torch.device, software: str) -> _Runtime:
+def _vllm_runtime(
+    options: PairOptions, device: torch.device, clock: Callable[[], float], software: str
+) -> _Runtime:
     """vLLM as what loads and runs models. Raises ConfigRefused when it cannot do what is asked."""
     if options.batch_invariant:
         raise ConfigRefused(
             f"batch_invariant=true, runtime={options.runtime}: the mode knows runtime=torch only"
         )
-    block_size = vllm_block_size(options.block_size, device)
+    target, draft = options.vllm.of_pair(options.dtype, vllm_block_size(options.block_size, device))
     for name in _CHATTERS:
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
+        if target.ranks > 1:
+            parallel = importlib.import_module("scheduler.runtime.vllm_parallel")
+            pair: _Runtime = parallel.ParallelPair(device, target, draft, software)
+            return pair
         loading = importlib.import_module("scheduler.runtime.vllm_loading")
         forward = importlib.import_module("scheduler.runtime.vllm_forward")
     except ImportError as problem:
@@ -217,13 +259,17 @@ def _vllm_runtime(options: PairOptions, device: torch.device, software: str) -> 
             f"runtime={options.runtime}: vLLM cannot be imported: {problem}"
         ) from problem
 
-    def load(source: ModelSource) -> _Loaded:
-        model = loading.load_vllm_model(
-            source, device=device, dtype=options.dtype, block_size=block_size
-        )
+    def load(choices: VllmOptions, source: ModelSource) -> _Loaded:
+        model = loading.load_vllm_model(source, device=device, options=choices)
         return _Loaded(model=model, over=partial(forward.VllmForward, model))
 
-    return _Runtime(target=load, draft=load, block_size=block_size, software=software)
+    return _InProcess(
+        target=partial(load, target),
+        draft=partial(load, draft),
+        clock=clock,
+        block_size=target.block_size,
+        software=software,
+    )
 
 
 def _event_space(

@@ -25,10 +25,11 @@ ARCHITECTURES = frozenset(
 ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
+QUANTIZATION = "quantization_config"
 # Settings that change the function a model computes and that no code here honours, with the one
 # value besides None that leaves it alone.
 _UNSUPPORTED: Mapping[str, tuple[object, str]] = {
-    "quantization_config": (None, "quantized checkpoints are not supported"),
+    QUANTIZATION: (None, "quantized checkpoints are not supported"),
     "use_bidirectional_attention": (False, "bidirectional attention is not supported"),
     "attention_chunk_size": (None, "chunked attention is not supported"),
     "num_kv_shared_layers": (0, "sharing K/V between layers is not supported"),
@@ -48,12 +49,17 @@ class LoadingReport(TypedDict):
     mismatched_keys: set[tuple[str, object, object]]
 
 
-def check_config(name: str, config: PreTrainedConfig) -> str:
-    """The architecture of a model that can be served. Raises ModelRefused with the reason."""
+def check_config(
+    name: str, config: PreTrainedConfig, honoured: frozenset[str] = frozenset()
+) -> str:
+    """The architecture of a model that can be served. Raises ModelRefused with the reason.
+
+    `honoured` are settings that whoever runs the model takes care of.
+    """
     if config.is_encoder_decoder:
         raise ModelRefused(f"{name}: encoder-decoder models are not supported")
     architecture = _architecture(name, config)
-    _check_settings(name, config)
+    _check_settings(name, config, honoured)
     _check_rotary(name, config)
     types = set(getattr(config, "layer_types", None) or ())
     for kind in sorted(types - LAYER_TYPES):
@@ -61,6 +67,14 @@ def check_config(name: str, config: PreTrainedConfig) -> str:
             f"{name}: layer type {kind!r} is not supported (supported: {_list(LAYER_TYPES)})"
         )
     return architecture
+
+
+def rounds_activations(config: PreTrainedConfig) -> bool:
+    """Whether a quantized checkpoint (compressed-tensors) has its activations in whole numbers."""
+    settings = getattr(config, QUANTIZATION, None) or {}
+    groups = settings.get("config_groups", {}).values() if isinstance(settings, Mapping) else ()
+    inputs = [group.get("input_activations") or {} for group in groups]
+    return any(each.get("type") == "int" for each in inputs)
 
 
 def check_report(name: str, report: LoadingReport) -> None:
@@ -93,10 +107,10 @@ def _architecture(name: str, config: PreTrainedConfig) -> str:
     return architecture
 
 
-def _check_settings(name: str, config: PreTrainedConfig) -> None:
+def _check_settings(name: str, config: PreTrainedConfig, honoured: frozenset[str]) -> None:
     for field, (neutral, reason) in _UNSUPPORTED.items():
         value = getattr(config, field, None)
-        if value is not None and value != neutral:
+        if field not in honoured and value is not None and value != neutral:
             raise ModelRefused(f"{name}: {field}={value!r}: {reason}")
 
 

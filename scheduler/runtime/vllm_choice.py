@@ -1,15 +1,17 @@
-"""Decides whether vLLM runs the models, and in blocks of what size, before anything of it loads.
+"""Decides whether vLLM runs the models, and with which options, before anything of it loads.
 
 It knows which release the code beside it was written for. It imports nothing of vLLM: that takes
 seconds, and is missing on most machines.
 """
 
+from dataclasses import dataclass, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
 import torch
 
 from scheduler.errors import ConfigRefused
+from scheduler.runtime.loading import DtypeChoice
 
 RuntimeChoice = Literal["auto", "torch", "vllm"]
 
@@ -22,6 +24,61 @@ _INSTALL = {
 }
 # Rows in a block: what the attention kernels take multiples of.
 _STEP = {"cuda": 16, "cpu": 32}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmOptions:
+    """How vLLM loads one model. `quantization` and `kv_cache_dtype` are vLLM's own names; None and
+    "auto" leave them to the checkpoint. `ranks` processes hold the model between them."""
+
+    dtype: DtypeChoice
+    block_size: int
+    quantization: str | None = None
+    kv_cache_dtype: str = "auto"
+    ranks: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmChoices:
+    """What was asked of vLLM for a pair; None leaves it to vLLM. A draft of one rank is whole in
+    each process: it waits for no other, and takes its memory there."""
+
+    tensor_parallel: int = 1
+    draft_tensor_parallel: int = 1
+    quantization: str | None = None
+    draft_quantization: str | None = None
+    kv_cache_dtype: str | None = None
+    draft_kv_cache_dtype: str | None = None
+
+    def of_pair(self, dtype: DtypeChoice, block_size: int) -> tuple[VllmOptions, VllmOptions]:
+        """The options of target and draft. Raises ConfigRefused for a split that vLLM has not."""
+        ranks, split = self.tensor_parallel, self.draft_tensor_parallel
+        if split not in {1, ranks}:
+            raise ConfigRefused(
+                f"draft_tensor_parallel={split}, tensor_parallel={ranks}: a draft is split over 1 "
+                "or all of the target's ranks"
+            )
+        whole = VllmOptions(
+            dtype=dtype,
+            block_size=block_size,
+            quantization=self.quantization,
+            kv_cache_dtype=self.kv_cache_dtype or "auto",
+            ranks=ranks,
+        )
+        draft = replace(
+            whole,
+            quantization=self.draft_quantization,
+            kv_cache_dtype=self.draft_kv_cache_dtype or "auto",
+            ranks=split,
+        )
+        return whole, draft
+
+    def refuse_for_torch(self) -> None:
+        """Raise ConfigRefused when any of them is set: PyTorch's own runtime knows none."""
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value != each.default:
+                raise ConfigRefused(f"{each.name}={value}: only runtime=vllm knows it")
 
 
 def vllm_version() -> str | None:

@@ -54,7 +54,7 @@ class VllmForward:
         """
         rows.check_call(len(token_ids), self.max_positions)
         rows.check_pool(self._pool.blocks, self._pool.block_size)
-        with _one_call(), torch.inference_mode():
+        with _one_call(), self.model.inside(), torch.inference_mode():
             metadata = self.kv.metadata(_metadata(rows))
             with set_forward_context(
                 metadata,
@@ -70,7 +70,7 @@ class VllmForward:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Raw next-token logits [M, V] float32 of hidden states [M, H]."""
-        with _one_call(), torch.inference_mode():
+        with _one_call(), self.model.inside(), torch.inference_mode():
             logits: torch.Tensor = self.model.module.compute_logits(hidden)
         return logits.float()
 
@@ -83,9 +83,8 @@ class VllmForward:
 
     def memory_bytes(self) -> int:
         """Bytes of weights and K/V memory."""
-        weights = sum(weight.nbytes for weight in self.model.module.parameters())
         rows = self._pool.blocks * self._pool.block_size
-        return weights + rows * self.model.kv_shape.bytes_per_token()
+        return self.model.weight_bytes + rows * self.model.kv_shape.bytes_per_token()
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from vllm.v1.attention.backends.utils import (
     resolve_kv_cache_layout,
 )
 from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups, get_kv_cache_groups
-from vllm.v1.kv_cache_interface import KVCacheSpec
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec, init_attn_backend, init_kv_cache
 from vllm.v1.worker.utils import AttentionGroup
 
@@ -25,15 +25,19 @@ from scheduler.errors import ModelRefused
 from scheduler.runtime.kv_cache import KvShape
 
 
-def kv_shape(config: VllmConfig, dtype: torch.dtype) -> KvShape:
-    """What one token's K/V row takes in a loaded model. Raises ModelRefused when layers differ."""
+def kv_shape(config: VllmConfig) -> KvShape:
+    """What one token's K/V row takes in a loaded model (in its share of it, where several processes
+    hold it). Raises ModelRefused when layers differ."""
     specs = list(_specs(config).values())
     if len({(spec.num_kv_heads, spec.head_size, spec.dtype) for spec in specs}) != 1:
         raise ModelRefused(
             f"{config.model_config.model}: its layers have K/V rows of several kinds"
         )
     return KvShape(
-        layers=len(specs), kv_heads=specs[0].num_kv_heads, head_dim=specs[0].head_size, dtype=dtype
+        layers=len(specs),
+        kv_heads=specs[0].num_kv_heads,
+        head_dim=specs[0].head_size,
+        dtype=specs[0].dtype,
     )
 
 
@@ -42,10 +46,12 @@ class VllmKv:
     """The K/V memory of one model, bound to its layers.
 
     `groups` are the layers that share one kind of attention metadata; `layers` all of them by name.
+    `computed` is the type that K and V come in, whatever they are kept as.
     """
 
     groups: Sequence[AttentionGroup]
     layers: Mapping[str, AttentionLayerBase]
+    computed: torch.dtype
 
     def metadata(self, common: CommonAttentionMetadata) -> dict[str, object]:
         """What each layer's attention needs of one packed call, by layer name."""
@@ -57,15 +63,16 @@ class VllmKv:
         row looks like inside a block is the kernels' own business."""
         for layer in self.layers.values():
             size = (len(slots), layer.num_kv_heads, layer.head_size)
-            zeros = torch.zeros(size, dtype=layer.kv_cache.dtype, device=slots.device)
+            zeros = torch.zeros(size, dtype=self.computed, device=slots.device)
             layer.impl.do_kv_cache_update(layer, zeros, zeros, layer.kv_cache, slots)
 
 
 def bind_kv(config: VllmConfig, pool: PoolConfig, device: torch.device) -> VllmKv:
     """Allocate `pool` for the model that was loaded under `config`, all zeros.
 
-    Raises ModelRefused when the model's layers need block tables of more than one kind, ValueError
-    when they are bound already: who bound them would go on in this memory.
+    Raises ModelRefused when the model's layers need block tables of more than one kind or rows of a
+    type that no kernel here takes, ValueError when they are bound already: who bound them would go
+    on in this memory.
     """
     with set_current_vllm_config(config):
         specs = _specs(config)
@@ -86,7 +93,7 @@ def bind_kv(config: VllmConfig, pool: PoolConfig, device: torch.device) -> VllmK
         kv_config = get_kv_cache_config_from_groups(config, groups, memory)
         if kv_config.num_blocks != pool.blocks:
             raise RuntimeError(f"{kv_config.num_blocks} blocks for a pool of {pool.blocks}")
-        by_group, _, kernel_sizes = init_attn_backend(kv_config, config, device)
+        by_group, _, kernel_sizes = _backends(kv_config, config, device)
         flat = [group for each in by_group for group in each]
         init_kv_cache(
             config.compilation_config.static_forward_context,
@@ -96,7 +103,22 @@ def bind_kv(config: VllmConfig, pool: PoolConfig, device: torch.device) -> VllmK
             config,
             attn_groups=flat,
         )
-    return VllmKv(groups=flat, layers=layers)
+    return VllmKv(groups=flat, layers=layers, computed=config.model_config.dtype)
+
+
+def _backends(
+    kv_config: KVCacheConfig, config: VllmConfig, device: torch.device
+) -> tuple[list[list[AttentionGroup]], object, list[int]]:
+    try:
+        found: tuple[list[list[AttentionGroup]], object, list[int]] = init_attn_backend(
+            kv_config, config, device
+        )
+    except NotImplementedError as problem:
+        raise ModelRefused(
+            f"{config.model_config.model}, kv_cache_dtype={config.cache_config.cache_dtype}: "
+            f"vLLM: {problem}"
+        ) from problem
+    return found
 
 
 def _specs(config: VllmConfig) -> dict[str, KVCacheSpec]:

@@ -6,16 +6,21 @@ is an error. It knows checkpoints and vLLM's process-wide state; no rows, no K/V
 """
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import math
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
 import vllm.ir
 from huggingface_hub import snapshot_download
+from safetensors import safe_open
 from torch.distributed import HashStore, init_process_group, is_initialized  # type: ignore[attr-defined]
+from transformers import PreTrainedConfig
 from vllm.config import LoggingConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed.parallel_state import (
     ensure_model_parallel_initialized,
@@ -30,14 +35,9 @@ from vllm.platforms import current_platform
 from scheduler.errors import ConfigRefused, ModelRefused
 from scheduler.runner import ModelIdentity
 from scheduler.runtime.kv_cache import KvShape
-from scheduler.runtime.loading import (
-    DtypeChoice,
-    ModelSource,
-    compute_dtype,
-    load_config,
-    revision_of,
-)
-from scheduler.runtime.model_checks import check_config
+from scheduler.runtime.loading import ModelSource, compute_dtype, load_config, revision_of
+from scheduler.runtime.model_checks import QUANTIZATION, check_config, rounds_activations
+from scheduler.runtime.vllm_choice import VllmOptions
 from scheduler.runtime.vllm_kv import kv_shape
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,10 @@ logger = logging.getLogger(__name__)
 # Nothing of a repository but its configuration and its safetensors is read.
 _FILES = ("*.json", "*.safetensors")
 _MOST_REQUESTS = 1024
+_ITEM_BYTES = {"F32": 4, "I32": 4, "I64": 8, "I8": 1, "U8": 1, "F8_E4M3": 1, "F8_E5M2": 1}
+_HONOURED = frozenset({QUANTIZATION})
+# What is said of an error of vLLM's, which may hold a whole configuration.
+_REASON = 400
 _CPU_KERNEL = "cpu_attention_with_kv_cache"
 
 
@@ -74,57 +78,172 @@ class CausalModule(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmModel:
-    """A loaded model and the one configuration that it may run under."""
+    """A loaded model and the one configuration that it may run under. Calls are made `inside` a
+    context of its own."""
 
     identity: ModelIdentity
     module: CausalModule
     config: VllmConfig
     kv_shape: KvShape
+    weight_bytes: int
     vocabulary: int
     max_positions: int
     block_size: int
     device: torch.device
+    inside: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 def load_vllm_model(
-    source: ModelSource, *, device: torch.device, dtype: DtypeChoice, block_size: int
+    source: ModelSource, *, device: torch.device, options: VllmOptions
 ) -> VllmModel:
-    """Load a causal language model for K/V blocks of `block_size` rows.
+    """Load a causal language model into this process.
 
     Raises ModelRefused when it cannot be served, ConfigRefused when the vLLM that is installed
     cannot run on `device`.
     """
     check_device(device)
+    config = configure(source, device, options)
+    with refusing(source, options), set_current_vllm_config(config):
+        _join_no_one(device)
+        module = load_module(config)
+    return describe(source, config, module, device)
+
+
+def configure(
+    source: ModelSource,
+    device: torch.device,
+    options: VllmOptions,
+    more: Mapping[str, object] = MappingProxyType({}),
+) -> VllmConfig:
+    """vLLM's configuration for one model alone; `more` are further arguments of its own.
+
+    Raises ModelRefused when the model cannot be served as asked.
+    """
     _follow_our_logging()
-    name = source.path_or_id
     checked = load_config(source)
-    architecture = check_config(name, checked)
-    chosen = compute_dtype(checked, device, dtype)
-    try:
-        config = _configure(source, chosen, block_size, checked.max_position_embeddings)
-        module = _load_module(config, device)
-    except Exception as problem:
-        reason = str(problem).strip().partition("\n")[0]
-        raise ModelRefused(f"{name}: vLLM: {type(problem).__name__}: {reason}") from problem
+    check_config(source.path_or_id, checked, honoured=_HONOURED)
+    _check_sums(source.path_or_id, checked, device)
+    positions = checked.max_position_embeddings
+    with refusing(source, options):
+        config: VllmConfig = EngineArgs(
+            model=_folder(source),
+            skip_tokenizer_init=True,
+            dtype=str(compute_dtype(checked, device, options.dtype)).removeprefix("torch."),
+            quantization=options.quantization,
+            kv_cache_dtype=options.kv_cache_dtype,
+            tensor_parallel_size=options.ranks,
+            # Rows of a round are of no few sizes.
+            enforce_eager=True,
+            max_model_len=positions,
+            max_num_seqs=_MOST_REQUESTS,
+            max_num_batched_tokens=max(positions, 2 * _MOST_REQUESTS),
+            block_size=options.block_size,
+            enable_prefix_caching=False,
+            disable_log_stats=True,
+            use_tqdm_on_load=False,
+            logging_config=LoggingConfig(configure_logging=False),
+            # Logits of 16 bits would tie in a few per cent of rows.
+            hf_overrides={"head_dtype": "float32"},
+            **more,
+        ).create_engine_config()
+    return config
+
+
+def _check_sums(name: str, checked: PreTrainedConfig, device: torch.device) -> None:
+    """On x86 without VNNI pairs of 8-bit products are added in 16 bits, and overflow."""
+    if device.type != "cpu" or platform.machine() != "x86_64":
+        return
+    if rounds_activations(checked) and not torch.cpu._is_vnni_supported():  # noqa: SLF001
+        raise ModelRefused(
+            f"{name}: {QUANTIZATION}: activations in 8 bits; on a CPU that needs VNNI, which "
+            "this processor has not"
+        )
+
+
+def load_module(config: VllmConfig) -> CausalModule:
+    """Layers and weights, after the steps of vLLM's own workers that they need. `config` has to be
+    the current one, and this process a rank of vLLM's groups."""
+    config.kernel_config.ir_op_priority.set_default()
+    vllm.ir.set_default_torch_wrap(config.compilation_config.ir_enable_torch_wrap)
+    with _no_accelerator_to_empty():
+        module: CausalModule = get_model(vllm_config=config).eval()
+    return module
+
+
+def describe(
+    source: ModelSource,
+    config: VllmConfig,
+    module: CausalModule,
+    device: torch.device,
+    inside: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> VllmModel:
+    """What was loaded, bound to its configuration. Raises ModelRefused when its K/V rows differ
+    from layer to layer."""
+    name, checked = source.path_or_id, load_config(source)
     _bind(name, module, config)
-    label = str(chosen).removeprefix("torch.")
-    logger.info("%s: %s, %s by vLLM %s", name, architecture, label, vllm.__version__)
+    kind = str(config.model_config.dtype).removeprefix("torch.")
+    label = "+".join((kind, *_held(config), "vllm"))
+    architecture = check_config(name, checked, honoured=_HONOURED)
+    parameters, size = _weights(config)
+    logger.info("%s: %s, %s %s", name, architecture, label, vllm.__version__)
     return VllmModel(
         identity=ModelIdentity(
             name=name,
             revision=revision_of(source, checked),
             architecture=architecture,
-            dtype=f"{label}+vllm",
-            parameters=sum(weight.numel() for weight in module.parameters()),
+            dtype=label,
+            parameters=parameters,
         ),
         module=module,
         config=config,
-        kv_shape=kv_shape(config, chosen),
+        kv_shape=kv_shape(config),
+        weight_bytes=size // config.parallel_config.tensor_parallel_size,
         vocabulary=checked.vocab_size,
         max_positions=checked.max_position_embeddings,
-        block_size=block_size,
+        block_size=config.cache_config.block_size,
         device=device,
+        inside=inside,
     )
+
+
+def _weights(config: VllmConfig) -> tuple[int, int]:
+    """Numbers in the checkpoint, and bytes that they take as they are held. The module's own
+    parameters tell neither: kernels keep some of them in forms of their own."""
+    numbers = size = 0
+    for path in Path(config.model_config.model).glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - no mapping
+                part = file.get_slice(name)
+                count = math.prod(part.get_shape())
+                numbers += count
+                size += count * _ITEM_BYTES.get(part.get_dtype(), 2)
+    if config.model_config.quantization is None:
+        size = numbers * config.model_config.dtype.itemsize
+    return numbers, size
+
+
+def _held(config: VllmConfig) -> list[str]:
+    """What else the bits of a row depend on: how weights and K/V rows are held, and by how many."""
+    cached, ranks = config.cache_config.cache_dtype, config.parallel_config.tensor_parallel_size
+    found = [str(config.model_config.quantization)] if config.model_config.quantization else []
+    found += [] if cached == "auto" else [f"kv-{cached}"]
+    return found + ([f"tp{ranks}"] if ranks > 1 else [])
+
+
+@contextmanager
+def refusing(source: ModelSource, options: VllmOptions) -> Iterator[None]:
+    """Turn what vLLM raises for a model or its options into a ModelRefused that names them."""
+    try:
+        yield
+    except Exception as problem:
+        asked = {"quantization": options.quantization, "kv_cache_dtype": options.kv_cache_dtype}
+        said = "".join(
+            f", {name}={value}" for name, value in asked.items() if value not in {None, "auto"}
+        )
+        reason = " ".join(str(problem).split())[:_REASON]
+        raise ModelRefused(
+            f"{source.path_or_id}{said}: vLLM: {type(problem).__name__}: {reason}"
+        ) from problem
 
 
 def check_device(device: torch.device) -> None:
@@ -142,30 +261,6 @@ def check_device(device: torch.device) -> None:
         )
 
 
-def _configure(
-    source: ModelSource, dtype: torch.dtype, block_size: int, positions: int
-) -> VllmConfig:
-    """A configuration for one model alone. Eager: rows of a round are of no few sizes."""
-    arguments = EngineArgs(
-        model=_folder(source),
-        skip_tokenizer_init=True,
-        dtype=str(dtype).removeprefix("torch."),
-        enforce_eager=True,
-        max_model_len=positions,
-        max_num_seqs=_MOST_REQUESTS,
-        max_num_batched_tokens=max(positions, 2 * _MOST_REQUESTS),
-        block_size=block_size,
-        enable_prefix_caching=False,
-        disable_log_stats=True,
-        use_tqdm_on_load=False,
-        logging_config=LoggingConfig(configure_logging=False),
-        # Logits of 16 bits would tie in a few per cent of rows.
-        hf_overrides={"head_dtype": "float32"},
-    )
-    config: VllmConfig = arguments.create_engine_config()
-    return config
-
-
 def _folder(source: ModelSource) -> str:
     """The folder of a checkpoint: itself, or what the hub's client keeps of a repository."""
     if Path(source.path_or_id).is_dir():
@@ -179,17 +274,6 @@ def _folder(source: ModelSource) -> str:
             allow_patterns=list(_FILES),
         )
     )
-
-
-def _load_module(config: VllmConfig, device: torch.device) -> CausalModule:
-    """Layers and weights, after the steps of vLLM's own workers that they need."""
-    with set_current_vllm_config(config):
-        _join_no_one(device)
-        config.kernel_config.ir_op_priority.set_default()
-        vllm.ir.set_default_torch_wrap(config.compilation_config.ir_enable_torch_wrap)
-        with _no_accelerator_to_empty():
-            module: CausalModule = get_model(vllm_config=config).eval()
-    return module
 
 
 @contextmanager

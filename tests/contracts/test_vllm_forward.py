@@ -4,10 +4,12 @@ import threading
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from scheduler.config import PoolConfig
 from scheduler.errors import ConfigRefused, ModelRefused
 from scheduler.runtime.loading import ModelSource
+from scheduler.runtime.vllm_choice import VllmOptions
 from tests.contracts.test_forward import POOLS, checkpoints
 from tests.oracles.forwards import Kind, make_forward, need_vllm
 from tests.oracles.packed_calls import RELATIVE, Oracle, Requests
@@ -97,8 +99,9 @@ def test_a_pool_starts_as_zeros_and_is_the_model_s_only_one(checkpoints):
     row = 2 * 2 * 4 * 32 * 4
     assert forward.model.kv_shape.bytes_per_token() == row
     assert sum(layer.kv_cache.nbytes for layer in forward.kv.layers.values()) == kept * row
-    weights = sum(weight.nbytes for weight in forward.model.module.parameters())
-    assert forward.memory_bytes() == weights + kept * row
+    whole = AutoModelForCausalLM.from_pretrained(checkpoints["draft"])
+    assert forward.memory_bytes() == 4 * whole.num_parameters() + kept * row
+    assert forward.identity.parameters == whole.num_parameters()
     with pytest.raises(ValueError, match="has K/V memory already"):
         type(forward)(forward.model, POOLS["draft"])
     with pytest.raises(ValueError, match=r"blocks of 32 rows, but .* blocks of 64"):
@@ -110,9 +113,10 @@ def test_another_device_and_a_broken_checkpoint_are_refused_by_name(checkpoints,
     from scheduler.runtime.vllm_loading import load_vllm_model  # noqa: PLC0415
 
     source = _source(checkpoints, "draft")
+    options = VllmOptions(dtype="auto", block_size=16)
     said = "device=cuda, runtime=vllm: the vLLM that is installed runs models on cpu"
     with pytest.raises(ConfigRefused, match=said):
-        load_vllm_model(source, device=torch.device("cuda"), dtype="auto", block_size=16)
+        load_vllm_model(source, device=torch.device("cuda"), options=options)
     (tmp_path / "config.json").write_bytes((checkpoints["draft"] / "config.json").read_bytes())
     bare = ModelSource(path_or_id=str(tmp_path), offline=True)
     with pytest.raises(ModelRefused, match=rf"{tmp_path}: vLLM: \w+: "):

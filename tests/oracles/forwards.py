@@ -15,7 +15,7 @@ import torch
 
 from scheduler.runtime.forward import TransformersForward
 from scheduler.runtime.loading import load_model
-from scheduler.runtime.vllm_choice import vllm_version
+from scheduler.runtime.vllm_choice import VllmOptions, vllm_version
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ def unwarned():
         yield
 
 
-def make_forward(kind, source, pool):
-    """A checkpoint over a pool of its own."""
+def make_forward(kind, source, pool, **options):
+    """A checkpoint over a pool of its own. `options` are vLLM's."""
     need(kind)
     device = torch.device(kind.device)
     if kind.runtime == "torch":
@@ -82,7 +82,6 @@ def make_forward(kind, source, pool):
     with unwarned():
         loading = importlib.import_module("scheduler.runtime.vllm_loading")
         forward = importlib.import_module("scheduler.runtime.vllm_forward")
-        model = loading.load_vllm_model(
-            source, device=device, dtype=kind.dtype, block_size=pool.block_size
-        )
+        options = VllmOptions(dtype=kind.dtype, block_size=pool.block_size, **options)
+        model = loading.load_vllm_model(source, device=device, options=options)
         return forward.VllmForward(model, pool)

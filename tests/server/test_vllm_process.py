@@ -44,7 +44,7 @@ def test_a_chat_completion_is_that_of_the_other_runtime():
     need_vllm()
     found, log = answer("vllm")
     assert found["usage"]["completion_tokens"] == 24
-    assert "float32 by vLLM 0.32" in log
+    assert "float32+vllm 0.32" in log
     assert "WARNING" not in log
     wanted, _ = answer("torch")
     assert found["choices"] == wanted["choices"]

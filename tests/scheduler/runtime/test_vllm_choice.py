@@ -10,7 +10,12 @@ from scheduler.errors import ConfigRefused
 from scheduler.runtime import create, vllm_choice
 from scheduler.runtime.create import PairOptions, create_runner
 from scheduler.runtime.loading import ModelSource
-from scheduler.runtime.vllm_choice import uses_vllm, vllm_block_size, vllm_version
+from scheduler.runtime.vllm_choice import (
+    VllmChoices,
+    uses_vllm,
+    vllm_block_size,
+    vllm_version,
+)
 from server import assembly
 from server.settings import SettingsError, load_settings
 
@@ -139,3 +144,45 @@ def test_the_setting_reaches_the_runner(asked, monkeypatch):
 def test_no_other_runtime_is_known():
     with pytest.raises(SettingsError, match="runtime=sglang"):
         load_settings({"runtime": "sglang"})
+
+
+def test_target_and_draft_have_options_of_their_own():
+    choices = VllmChoices(
+        tensor_parallel=4,
+        quantization="fp8",
+        draft_kv_cache_dtype="fp8_e5m2",
+    )
+    target, draft = choices.of_pair("bfloat16", 64)
+    assert (target.quantization, target.kv_cache_dtype, target.ranks) == ("fp8", "auto", 4)
+    assert (draft.quantization, draft.kv_cache_dtype, draft.ranks) == (None, "fp8_e5m2", 1)
+    assert {(each.dtype, each.block_size) for each in (target, draft)} == {("bfloat16", 64)}
+    whole, share = VllmChoices(tensor_parallel=2, draft_tensor_parallel=2).of_pair("auto", 32)
+    assert (whole.ranks, share.ranks) == (2, 2)
+    with pytest.raises(ConfigRefused, match=r"draft_tensor_parallel=2, tensor_parallel=4: .* 1 or"):
+        VllmChoices(tensor_parallel=4, draft_tensor_parallel=2).of_pair("auto", 32)
+
+
+VLLM_ALONE = {
+    "tensor_parallel": 2,
+    "draft_tensor_parallel": 2,
+    "quantization": "fp8",
+    "draft_quantization": "awq",
+    "kv_cache_dtype": "fp8",
+    "draft_kv_cache_dtype": "fp8",
+}
+
+
+@pytest.mark.parametrize("name", VLLM_ALONE)
+def test_the_other_runtime_refuses_each_by_name(name, monkeypatch):
+    value = VLLM_ALONE[name]
+    settings = load_settings({"runtime": "torch", "device": "cpu", name: str(value)})
+    with pytest.raises(ConfigRefused, match=f"^{name}={value}: only runtime=vllm knows it"):
+        assembly.build_runner(settings)
+
+
+def test_each_setting_reaches_the_runner(monkeypatch):
+    seen = []
+    monkeypatch.setattr(assembly, "create_runner", lambda options, clock: seen.append(options))
+    assembly.build_runner(load_settings({name: str(value) for name, value in VLLM_ALONE.items()}))
+    (options,) = seen
+    assert options.vllm == VllmChoices(**VLLM_ALONE)

@@ -1,0 +1,134 @@
+"""What each of several processes does that hold a pair between them: its share, and whole rounds.
+
+vLLM's executor starts the processes and mounts `RoundWorker` on its own worker in each. Plans come
+in and results go out, integers and a few probabilities; logits stay here. Every process has all
+logits of a row, gathered, and decides every round as the others do. Who asks it does not know.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed
+import vllm.distributed.parallel_state as groups
+from vllm.config import VllmConfig, set_current_vllm_config
+
+from scheduler.config import PoolConfig
+from scheduler.errors import ModelRefused
+from scheduler.plan import RoundPlan, RoundResult
+from scheduler.runner import Capabilities, ModelIdentity
+from scheduler.runtime.kv_cache import KvShape
+from scheduler.runtime.loading import ModelSource
+from scheduler.runtime.torch_runner import Pair, TorchRunner
+from scheduler.runtime.vllm_choice import VllmOptions
+from scheduler.runtime.vllm_forward import VllmForward
+from scheduler.runtime.vllm_loading import (
+    CausalModule,
+    VllmModel,
+    configure,
+    describe,
+    load_module,
+)
+from scheduler.sampling.rng import CounterRandomness
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one process tells of its part of a model."""
+
+    identity: ModelIdentity
+    kv_shape: KvShape
+    vocabulary: int
+    max_positions: int
+    device: torch.device
+
+
+class _ModelRunner(Protocol):
+    """What vLLM's worker keeps the model in that it loaded."""
+
+    def get_model(self) -> CausalModule: ...
+
+
+class RoundWorker:
+    """An extension of vLLM's worker, which sets the attributes declared here. Its methods are
+    called by name, in all processes at once. A refusal is returned: vLLM keeps no exception."""
+
+    vllm_config: VllmConfig
+    model_runner: _ModelRunner
+    device: torch.device
+
+    def round_load(
+        self, target: ModelSource, draft: ModelSource | None, options: VllmOptions
+    ) -> tuple[Share, Share | None] | str:
+        """Take over the target, which vLLM's worker has loaded, and load the draft."""
+        module = self.model_runner.get_model()
+        try:
+            self._target = describe(target, self.vllm_config, module, self.device)
+            self._draft = None if draft is None else self._load_draft(draft, options)
+        except ModelRefused as refused:
+            return str(refused)
+        return _share(self._target), None if self._draft is None else _share(self._draft)
+
+    def round_start(self, pool: PoolConfig, capabilities: Capabilities) -> int | str:
+        """Allocate K/V memory and be ready for rounds. The bytes that all of it takes here."""
+        draft = self._draft
+        try:
+            pair = Pair(
+                target=VllmForward(self._target, pool),
+                draft=None if draft is None else VllmForward(draft, pool),
+                vocabulary=capabilities.vocabulary,
+            )
+        except ModelRefused as refused:
+            return str(refused)
+        self._runner = TorchRunner(pair, capabilities, CounterRandomness(), time.perf_counter)
+        return self._runner.memory_bytes()
+
+    def round_run(self, plan: RoundPlan) -> RoundResult:
+        """One whole round."""
+        return self._runner.run(plan)
+
+    def _load_draft(self, source: ModelSource, options: VllmOptions) -> VllmModel:
+        """The draft under a configuration of its own; whole in each process where one rank is to
+        hold it."""
+        config = configure(source, self.device, options, {"distributed_executor_backend": "mp"})
+        config.parallel_config.rank = self.vllm_config.parallel_config.rank
+        inside = nullcontext if options.ranks > 1 else _alone()
+        with set_current_vllm_config(config), inside():
+            module = load_module(config)
+        return describe(source, config, module, self.device, inside)
+
+
+def _share(model: VllmModel) -> Share:
+    return Share(
+        identity=model.identity,
+        kv_shape=model.kv_shape,
+        vocabulary=model.vocabulary,
+        max_positions=model.max_positions,
+        device=model.device,
+    )
+
+
+def _alone() -> Callable[[], AbstractContextManager[None]]:
+    """A context in which layers see a tensor-parallel group of this process alone. All processes
+    have to ask for it at once."""
+    world = groups.get_world_group()
+    own = groups.init_model_parallel_group(
+        [[rank] for rank in range(world.world_size)],
+        world.local_rank,
+        torch.distributed.get_backend(world.device_group),
+        group_name="alone",
+    )
+
+    @contextmanager
+    def inside() -> Iterator[None]:
+        theirs = groups._TP  # noqa: SLF001 - vLLM has no other way to change it
+        groups._TP = own  # noqa: SLF001
+        try:
+            yield
+        finally:
+            groups._TP = theirs  # noqa: SLF001
+
+    return inside

@@ -1,0 +1,158 @@
+"""A pair over two processes: the same texts as one process gives, and integers between them."""
+
+import dataclasses
+import enum
+import functools
+import time
+from collections.abc import Mapping, Sequence, Set
+
+import pytest
+
+from deploy.pair import DRAFT, TARGET
+from scheduler.errors import ConfigRefused, ModelRefused
+from scheduler.runtime.create import PairOptions, create_runner
+from scheduler.runtime.loading import ModelSource
+from scheduler.runtime.vllm_choice import VllmChoices
+from tests.identity.test_embedded_pair import engine_config, make_requests
+from tests.oracles.driver import run_requests
+from tests.oracles.forwards import need_vllm, unwarned
+from tests.oracles.pair_texts import load_reference, read
+
+pytestmark = pytest.mark.timeout(600)
+RANKS = 2
+SEED = 20261130
+
+
+def load(draft_ranks=1, draft=True, **choices):
+    need_vllm()
+    options = PairOptions(
+        target=ModelSource(path_or_id=str(TARGET), offline=True),
+        draft=ModelSource(path_or_id=str(DRAFT), offline=True) if draft else None,
+        runtime="vllm",
+        vllm=VllmChoices(tensor_parallel=RANKS, draft_tensor_parallel=draft_ranks, **choices),
+        device="cpu",
+        max_model_len=256,
+        max_requests=32,
+    )
+    with unwarned():
+        return create_runner(options, time.perf_counter)
+
+
+@pytest.fixture(scope="module", params=[1, RANKS])
+def pair(request):
+    loaded = load(request.param)
+    yield loaded
+    loaded.runner.close()
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """The same pair in this process."""
+    need_vllm()
+    options = PairOptions(
+        target=ModelSource(path_or_id=str(TARGET), offline=True),
+        draft=ModelSource(path_or_id=str(DRAFT), offline=True),
+        runtime="vllm",
+        device="cpu",
+        max_model_len=256,
+        max_requests=32,
+    )
+    with unwarned():
+        return create_runner(options, time.perf_counter)
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return load_reference()
+
+
+@pytest.fixture(scope="module")
+def alone(whole, reference):
+    """What the pair in this process emits, by temperature."""
+    return functools.cache(lambda temperature: read(whole, reference, temperature, SEED))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_two_processes_emit_what_one_does(pair, alone, reference, temperature):
+    """The all-reduce rounds otherwise: either side may leave the reference within its deviation."""
+    split, one = read(pair, reference, temperature, SEED), alone(temperature)
+    print(f"{split.share:.2%}, deviation {split.deviation:.2g}; alone {one.deviation:.2g}")
+    assert split.beyond() == one.beyond() == []
+    assert 0 < split.deviation < 1e-3
+    assert split.accepted > 0
+    assert split.texts == one.texts or split.mismatches or one.mismatches
+
+
+@pytest.mark.slow
+def test_it_says_how_it_is_split(pair, whole):
+    told, one = pair.runner.capabilities(), whole.runner.capabilities()
+    split = told.draft.dtype == "float32+tp2+vllm"
+    assert told.target.dtype == "float32+tp2+vllm"
+    assert split or told.draft.dtype == "float32+vllm"
+    assert told.target.parameters == one.target.parameters
+    # A share of the heads in each process; a draft that is not split is there twice.
+    assert pair.target_row_bytes * RANKS == whole.target_row_bytes
+    assert pair.draft_row_bytes * (RANKS if split else 1) == whole.draft_row_bytes
+    assert (pair.runner.memory_bytes() > whole.runner.memory_bytes()) is not split
+
+
+@pytest.mark.slow
+def test_plain_records_cross_and_no_logits(pair, monkeypatch):
+    crossed = []
+    executor = pair.runner._executor
+    real = executor.collective_rpc
+
+    def watch(method, **call):
+        reply = real(method, **call)
+        crossed.append((method, call["args"], reply))
+        return reply
+
+    monkeypatch.setattr(executor, "collective_rpc", watch)
+    run_requests(engine_config(pair), pair.runner, make_requests(pair, 0.0, seed=3)[:8])
+    assert {method for method, _, _ in crossed} == {"round_run"}
+    for _, sent, reply in crossed:
+        kinds, size = plain(sent)
+        assert kinds <= {int, float, str, bool, type(None)}
+        kinds, size = plain(reply)
+        assert kinds <= {int, float, str, bool, type(None)}
+        assert size < pair.vocabulary
+
+
+def plain(record):
+    """(types of the leaves, number of leaves) of nested records."""
+    if dataclasses.is_dataclass(record):
+        record = [getattr(record, each.name) for each in dataclasses.fields(record)]
+    if isinstance(record, enum.Enum):
+        record = record.value
+    if isinstance(record, Mapping):
+        record = [*record, *record.values()]
+    if isinstance(record, (Sequence, Set)) and not isinstance(record, str):
+        parts = [plain(each) for each in record]
+        kinds = set().union(*(kinds for kinds, _ in parts)) if parts else set()
+        return kinds, sum(size for _, size in parts)
+    return {type(record)}, 1
+
+
+@pytest.mark.slow
+def test_a_process_that_is_gone_breaks_the_round():
+    pair = load(draft=False)
+    pair.runner._executor.workers[1].proc.kill()
+    pair.runner._executor.workers[1].proc.join(20)
+    with pytest.raises(RuntimeError, match="the pair's processes: "):
+        pair.runner.run(None)
+    pair.runner.close()
+
+
+def test_a_split_that_vllm_has_not_is_refused_by_name():
+    said = "draft_tensor_parallel=3, tensor_parallel=2: a draft is split over 1 or all"
+    with pytest.raises(ConfigRefused, match=said):
+        load(draft_ranks=3)
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_be_split_is_refused_by_name(monkeypatch):
+    """The embedded target has 6 heads."""
+    monkeypatch.setattr("tests.contracts.test_vllm_parallel.RANKS", 4)
+    with pytest.raises(ModelRefused, match=r"target: vLLM: .*[Hh]eads"):
+        load(draft=False)
