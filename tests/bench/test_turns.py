@@ -56,26 +56,35 @@ def test_a_turn_lasts_its_span_in_whole_rounds(row):
     assert settled(row.ask(one))
     other = row.ask(two)
     row.now = 0.9
-    one.end_round(0.1)
     assert settled(row.ask(one))
-    assert not other.done()
     row.now = 1.3
-    one.end_round(0.2)
+    assert not other.done()
+    again = row.ask(one)
     assert settled(other)
+    assert not again.done()
+
+
+def test_who_is_alone_goes_on(row):
+    one, *_ = row.places
+    for row.now in (0.0, 1.5, 3.0):
+        assert settled(row.ask(one))
+    assert one.taken == 3
 
 
 def test_the_turn_goes_to_who_is_least_far(row):
     one, two, three = row.places
     assert settled(row.ask(one))
-    two.progress, three.progress = 0.5, 0.25
+    two.progress, three.progress, one.progress = 0.5, 0.25, 0.75
     later, sooner = row.ask(two), row.ask(three)
     row.now = 1.0
-    one.end_round(0.75)
+    last = row.ask(one)
     assert settled(sooner)
-    assert not later.done()
+    three.progress = 0.6
     row.now = 2.0
-    three.end_round(0.4)
+    third = row.ask(three)
     assert settled(later)
+    assert not last.done()
+    assert not third.done()
 
 
 def test_of_equals_it_goes_to_who_had_fewer_turns(row):

@@ -159,7 +159,7 @@ class _Visit:
         """Count one round and keep the number of requests; called before the next is planned."""
         if not self.ended.is_set():
             self._hear(stats, self._place.clock())
-        self._place.end_round(self._progress)
+        self._place.progress = self._progress
 
     @property
     def _progress(self) -> float:

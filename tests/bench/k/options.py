@@ -27,7 +27,7 @@ class Options:
     threads: int | None = None
     seed: int = 0
     profile_seconds: float = 20.0
-    turn: float = 0.25
+    turn: float = 0.05
     json: Path | None = None
     plot: Path | None = None
 

@@ -2,7 +2,8 @@
 
 An engine asks before each round, in its worker thread, and waits while another has the turn. Its
 clock stands still meanwhile: it sees a machine of its own. A turn lasts a span of own time, in
-whole rounds, and goes on to whoever is least far with its work. Knows rounds, not what is in them.
+whole rounds with all that the engine does between them, and goes on to whoever is least far with
+its work. Knows rounds, not what is in them.
 """
 
 import threading
@@ -25,18 +26,15 @@ class Turnstile:
         self._until = 0.0
 
     def take(self, place: "Place") -> None:
-        """Wait until `place` has the turn, or leaves."""
+        """Wait until `place` has the turn, or leaves. One that has had its span waits anew."""
         with self._changed:
-            if self._holder is not place:
-                self._waiting.append(place)
-                self._hand_on()
-                self._changed.wait_for(lambda: place not in self._waiting)
-
-    def end_round(self, place: "Place") -> None:
-        """Hand the turn on when `place` has had its span."""
-        with self._changed:
-            if self._holder is place and self.clock() >= self._until:
-                self._release()
+            if self._holder is place and self.clock() < self._until:
+                return
+            self._waiting.append(place)
+            if self._holder is place:
+                self._holder = None
+            self._hand_on()
+            self._changed.wait_for(lambda: place not in self._waiting)
 
     def leave(self, place: "Place") -> None:
         """Wait no more, and hand the turn on if `place` has it."""
@@ -45,11 +43,8 @@ class Turnstile:
                 self._waiting.remove(place)
                 self._changed.notify_all()
             if self._holder is place:
-                self._release()
-
-    def _release(self) -> None:
-        self._holder = None
-        self._hand_on()
+                self._holder = None
+                self._hand_on()
 
     def _hand_on(self) -> None:
         if self._holder is None and self._waiting:
@@ -61,7 +56,8 @@ class Turnstile:
 
 
 class Place:
-    """One engine's place. `progress` is the share of its work that is done; `taken` counts turns.
+    """One engine's place. `progress` is the share of its work that is done, which whoever gives the
+    work keeps up to date; `taken` counts turns.
 
     Out of the row, which is where it begins, it neither waits nor holds anybody up.
     """
@@ -92,11 +88,6 @@ class Place:
             since = self._turnstile.clock()
             self._turnstile.take(self)
             self._waited += self._turnstile.clock() - since
-
-    def end_round(self, progress: float) -> None:
-        """A round is over."""
-        self.progress = progress
-        self._turnstile.end_round(self)
 
 
 class PatientRunner:
