@@ -9,7 +9,7 @@ Therefore estimates are kept by stage of the output too.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scheduler.request import ProposerKind
 from scheduler.stats import GroupStats, Policy, SpeculationStats
@@ -139,12 +139,14 @@ def _beside(means: Sequence[float], tally: Tally) -> list[float]:
 class _Own:
     """One request's account: its masses over those that the pool expected at the time.
 
-    `teaches`: whether the pool may learn from it.
+    `teaches`: whether the pool may learn from it. `pool` is that of `kind`, the last asked for.
     """
 
     tally: Tally
     teaches: bool
     emitted: int = 0
+    kind: Kind | None = None
+    pool: Pool = field(default_factory=lambda: Pool(0))
 
     @property
     def stage(self) -> int:
@@ -181,7 +183,7 @@ class AcceptanceBook:
     def learn(self, groups: Sequence[GroupStats]) -> None:
         """Take in a round. A pool that it taught nothing fades a little."""
         lessons = [
-            (own, group, self._pool((group.proposer, group.policy)))
+            (own, group, self._pool_of(own, (group.proposer, group.policy)))
             for group in groups
             if (own := self._own.get(group.request)) is not None
         ]
@@ -201,7 +203,7 @@ class AcceptanceBook:
     def survivals(self, request: int, kind: Kind, room: int) -> tuple[float, ...]:
         """S_1 .. S_room: the chance that so many drafts of `request` are accepted."""
         own, found, survival = self._own[request], [], 1.0
-        alphas = self._pool(kind).alphas(own.stage)[:room]
+        alphas = self._pool_of(own, kind).alphas(own.stage)[:room]
         for alpha, mass, expected in zip(alphas, own.tally.mass, own.tally.base, strict=False):
             start = _POOL_WEIGHT * alpha
             survival *= min(alpha * (mass + start) / (expected + start), 1.0)
@@ -212,7 +214,13 @@ class AcceptanceBook:
         """How many observations of late stand behind each position of the pool."""
         return self._pool(kind).known()
 
+    def _pool_of(self, own: _Own, kind: Kind) -> Pool:
+        if own.kind != kind:  # it hardly ever changes, and enums are slow to look up
+            own.kind, own.pool = kind, self._pool(kind)
+        return own.pool
+
     def _pool(self, kind: Kind) -> Pool:
-        if kind not in self._pools:
-            self._pools[kind] = Pool(self._positions)
-        return self._pools[kind]
+        found = self._pools.get(kind)
+        if found is None:
+            found = self._pools[kind] = Pool(self._positions)
+        return found

@@ -122,6 +122,7 @@ def best(
 
 
 _Slot = tuple[float, int, Candidate]
+_depth = itemgetter(1)
 
 
 class _Prefix:
@@ -138,7 +139,7 @@ class _Prefix:
         start, costs, rate = self._start, self._start.costs, self._rate
         tokens, drafts, drafting = start.tokens, start.drafts, start.drafting
         verify, relative, step = costs.verify, costs.relative, costs.step
-        counts = start.steps + [0] * (1 + max((slot[1] for slot in slots), default=0))
+        counts = start.steps + [0] * (1 + _deepest(slots))
         longest, highest, length = start.longest, self.score, 0
         for number, (survival, depth, each) in enumerate(slots, 1):
             tokens += survival
@@ -149,7 +150,8 @@ class _Prefix:
                 drafting += step[count + 1] - step[count] + each.wake * survival
                 if depth == 1:
                     drafting += each.again + each.wake
-            longest = max(longest, depth)
+            if depth > longest:  # noqa: PLR1730 - a call for each slot would be felt
+                longest = depth
             seconds = (verify[drafts] + drafting) * relative[longest]
             score = tokens / seconds if rate is None else tokens - rate * seconds
             if score > highest:
@@ -164,12 +166,27 @@ class _Prefix:
 
 
 def _ever_shallower(start: "_Sum", rate: float | None, slots: Sequence[_Slot]) -> Iterator[_Prefix]:
-    """The best prefix of all slots, of all but those of the deepest step, and so on."""
-    for limit in range(max((depth for _, depth, _ in slots), default=0), 0, -1):
+    """The best prefix of all slots, of all but those of the deepest step, and so on.
+
+    Where a step's slots were the last ones, all prefixes without them have been looked at.
+    """
+    tried = slots
+    yield _best_prefix(start, rate, tried)
+    for limit in range(_deepest(slots) - 1, 0, -1):
         slots = [slot for slot in slots if slot[1] <= limit]
-        tried = _Prefix(start, rate)
-        tried.extend(slots)
-        yield tried
+        if slots != tried[: len(slots)]:
+            tried = slots
+            yield _best_prefix(start, rate, tried)
+
+
+def _deepest(slots: Sequence[_Slot]) -> int:
+    return max(map(_depth, slots), default=0)
+
+
+def _best_prefix(start: "_Sum", rate: float | None, slots: Sequence[_Slot]) -> _Prefix:
+    found = _Prefix(start, rate)
+    found.extend(slots)
+    return found
 
 
 def _rankings(
@@ -181,7 +198,9 @@ def _rankings(
     slots = _ranked(candidates, floors)
     yield slots
     if any((each.wake or each.again) and not floors.get(each.request) for each in candidates):
-        yield _ranked(candidates, floors, start.tokens / start.seconds)
+        others = _ranked(candidates, floors, start.tokens / start.seconds)
+        if others != slots:
+            yield others
     free = [slot for slot in slots if not slot[2].modelled]
     if 0 < len(free) < len(slots):
         yield free
@@ -205,7 +224,8 @@ def _ranked(
         for depth, survival in enumerate(each.survivals[taken:], taken + 1):
             if survival <= _WORTHLESS:
                 break
-            ranked.append((min(survival, most), depth, (survival, depth, each)))
-    ranked.sort(key=itemgetter(1))
+            worth = survival if survival < most else most  # noqa: FURB136 - as above
+            ranked.append((worth, depth, (survival, depth, each)))
+    ranked.sort(key=_depth)
     ranked.sort(key=itemgetter(0), reverse=True)
     return [slot for _, _, slot in ranked]

@@ -78,7 +78,7 @@ class CostModel:
 
     def _build(self, emitters: int, rows: int, context: float, drafts: int) -> RoundCosts:
         factors = self._factors.get(emitters.bit_length(), [1.0] * (self._k_max + 1))
-        verify = [self._table.round(emitters, rows + n, context) for n in range(drafts + 1)]
+        verify = self._table.by_rows(emitters, rows, drafts + 1, context)
         step = [self._table.draft_step(n, context) for n in range(emitters + 1)]
         return RoundCosts(emitters, verify, factors, step)
 

@@ -39,6 +39,17 @@ class Curve:
             return low + (high - low) * (count - start) / (end - start)
         return low + self._steepness() * (count - start)
 
+    def over(self, first: int, number: int) -> list[float]:
+        """Seconds at `number` counts from `first` on, one apart."""
+        found: list[float] = []
+        ends = [count for count, _ in self.points if count > first]
+        for end in (*ends, first + number):
+            start = first + len(found)
+            low, each = self.at(start), self.at(start + 1)
+            more = min(end, first + number) - start
+            found += [low + (each - low) * place for place in range(more)]
+        return found
+
     def _steepness(self) -> float:
         (first, low), (last, high) = self.points[0], self.points[-1]
         return (high - low) / (last - first) if last > first else 0.0
@@ -82,15 +93,22 @@ class CostTable:
         if not emitters or emitters != sorted(set(emitters)) or emitters[0] < 1:
             raise ValueError(f"rounds must have rising numbers of emitters, not {emitters}")
 
-    def round(self, emitters: int, rows: float, context: float) -> float:
+    def round(self, emitters: int, rows: int, context: float) -> float:
         """Seconds of a round with `rows` target rows, its draft left out, when the requests have
-        `context` tokens each. Linear between the two nearest numbers of emitters, at equal rows."""
+        `context` tokens each."""
+        return self.by_rows(emitters, rows, 1, context)[0]
+
+    def by_rows(self, emitters: int, rows: int, number: int, context: float) -> list[float]:
+        """Seconds of `number` rounds, one with `rows` target rows and each with one more than that
+        before it. Linear between the two nearest numbers of emitters, at equal rows."""
         low, high = _around(self.rounds, emitters)
-        seconds = low.seconds.at(rows)
+        found = low.seconds.over(rows, number)
         if high is not low:
             share = (emitters - low.emitters) / (high.emitters - low.emitters)
-            seconds += share * (high.seconds.at(rows) - seconds)
-        return max(seconds + self.row_key * rows * (context - self.context), 0.0)
+            above = high.seconds.over(rows, number)
+            found = [each + share * (more - each) for each, more in zip(found, above, strict=True)]
+        further = self.row_key * (context - self.context)
+        return [max(each + further * at, 0.0) for at, each in enumerate(found, rows)]
 
     def draft_step(self, requests: int, context: float) -> float:
         """Seconds of one draft step of `requests` requests; 0 for none."""

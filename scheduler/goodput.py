@@ -26,6 +26,8 @@ _OUTPUT = 128.0
 _OUTPUTS = 32
 """and how many of those that ended their mean is over, about."""
 _FLOOR_PASSES = 4
+_UNTAKEN = 8
+"""Finished rounds that wait for the next decision, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,19 @@ class _Round:
     costs: RoundCosts
 
 
+class _Outputs:
+    """How long outputs are of late, in tokens."""
+
+    def __init__(self) -> None:
+        self.mean = _OUTPUT
+        self._count = 1
+
+    def learn(self, stats: StepStats) -> None:
+        for each in stats.finished:
+            self._count = min(self._count + 1, _OUTPUTS)
+            self.mean += (each.request_stats.completion_tokens - self.mean) / self._count
+
+
 class GoodputController:
     """`decide` maximises tokens a second; `learn` keeps estimates and costs true."""
 
@@ -50,9 +65,9 @@ class GoodputController:
         self._last: Mapping[int, int] = {}
         self._rows = 0
         self._rest = Rest()
-        self._output = _OUTPUT
-        self._outputs = 1
+        self._outputs = _Outputs()
         self._ended: set[int] = set()
+        self._untaken: list[StepStats] = []
 
     def decide(self, view: LoadView) -> Decision:
         """K for each request of the view, with what is expected of it."""
@@ -63,6 +78,7 @@ class GoodputController:
             if any(unthought.values()):
                 self._prober.rest()
             return _as_before(unthought)
+        self._take_in()
         now, price = self._priced_round(view)
         floors = self._floors(now)
         chosen = best(now.candidates, floors, now.costs, price)
@@ -95,14 +111,22 @@ class GoodputController:
         return self._decision(now, chosen, reasons)
 
     def learn(self, stats: StepStats) -> None:
-        """Take in a finished round."""
-        self._model.learn(stats)
-        self._book.learn(stats.groups)
-        self._prober.learn(stats)
-        for each in stats.finished:
-            tokens = each.request_stats.completion_tokens
-            self._outputs = min(self._outputs + 1, _OUTPUTS)
-            self._output += (tokens - self._output) / self._outputs
+        """Take in a finished round, by the next decision that needs thought.
+
+        After a round the processor's caches hold the model: rounds taken in one after another cost
+        half.
+        """
+        self._untaken.append(stats)
+        if len(self._untaken) == _UNTAKEN:
+            self._take_in()
+
+    def _take_in(self) -> None:
+        for stats in self._untaken:
+            self._model.learn(stats)
+            self._book.learn(stats.groups)
+            self._prober.learn(stats)
+            self._outputs.learn(stats)
+        self._untaken.clear()
         for request in self._ended:
             self._book.forget(request)
         self._ended.clear()
@@ -151,7 +175,7 @@ class GoodputController:
         again = self._model.catch_up(often)
         if view.lag == often:
             return again, 0.0
-        output = view.emitted + max(min(view.left, self._output), 1.0)
+        output = view.emitted + max(min(view.left, self._outputs.mean), 1.0)
         return again, (self._model.catch_up(view.lag) - again) / output
 
     def _priced_round(self, view: LoadView) -> tuple[_Round, float | None]:
@@ -216,6 +240,8 @@ class GoodputController:
 
     def _breaks_wishes(self, now: _Round, chosen: Allocation) -> bool:
         """Whether a wish that has a floor is not met in the round as chosen."""
+        if all(view.tpot is None for view in now.at_will.values()):
+            return False
         survivals = {each.request: each.survivals for each in now.candidates}
         seconds = chosen.seconds * self._model.speed
         for request, view in now.at_will.items():

@@ -56,6 +56,7 @@ class Prober:
         self._seen: dict[int, int] = {}
         self._turn = 0
         self._rested = 0
+        self._hope: tuple[tuple[RoundCosts, int], bool] | None = None
 
     def rest(self) -> None:
         """A drafting round went by unasked; its share of the time is saved up."""
@@ -96,10 +97,11 @@ class Prober:
 
     def _hopeful(self, plan: Plan) -> bool:
         """Whether drafting would pay if all drafts of all were accepted."""
-        costs, emitters = plan.costs, plan.costs.emitters
         longest = max((view.room for view in plan.at_will.values()), default=0)
-        rates = (emitters * (1 + k) / costs.alike(k) for k in range(1, longest + 1))
-        return max(rates, default=0.0) > emitters / costs.alike(0)
+        asked = (plan.costs, longest)
+        if self._hope is None or self._hope[0] != asked:
+            self._hope = (asked, _may_pay(*asked))
+        return self._hope[1]
 
     def _everybody(self, plan: Plan, chosen: Allocation, k: int) -> Probe | None:
         """All that may draft `k` tokens: what such rounds cost is seen in no other way."""
@@ -153,6 +155,11 @@ class Prober:
         self._credit -= max(seconds, 0.0)
         self._turn += 1
         return True
+
+
+def _may_pay(costs: RoundCosts, longest: int) -> bool:
+    rates = ((1 + k) / costs.alike(k) for k in range(1, longest + 1))
+    return max(rates, default=0.0) > 1.0 / costs.alike(0)
 
 
 def _behind(view: DraftView) -> int:

@@ -13,7 +13,7 @@ _AWAKE_ROUNDS = 8
 _DOZE_ROUNDS = 3
 _FALLEN = 0.875
 """The share of a load that ends that at once when less is left; one of many comes and goes."""
-_NAP_ROUNDS = 2
+_NAP_ROUNDS = 4
 """Rounds that are drafted as the one before them, when that one was too and nobody came or went."""
 
 

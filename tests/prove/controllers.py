@@ -31,7 +31,7 @@ _CLOSE = Costs(row=0.43, step=0.43)
 """One draft or two or none: what a fresh controller expects hardly decides."""
 _CHEAP = Costs(row=0.03, step=0.03)
 """Drafts so cheap that probes come soon."""
-_PROBING = 54
+_PROBING = 46
 """Rounds after which a controller that saw nothing accepted at `_CHEAP` is about to probe."""
 
 

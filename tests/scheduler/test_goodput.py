@@ -114,10 +114,10 @@ def napping(views=None):
     return controller, found
 
 
-def test_a_settled_choice_is_repeated_twice_without_a_look():
+def test_a_settled_choice_is_repeated_four_times_without_a_look():
     found = lived(GoodputController(CHEAP, K), CHEAP, 120, alpha=0.95)
     looks = [number for number, each in enumerate(found) if each.forecast is not None]
-    assert {b - a for a, b in pairwise(looks)} == {1, 3}
+    assert {b - a for a, b in pairwise(looks)} == {1, 5}
     assert len(looks) < 60
     for before, after in pairwise(found):
         if after.forecast is None and before.forecast is None:
