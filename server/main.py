@@ -211,6 +211,7 @@ class _Process:
         sink = await asyncio.to_thread(self._sink, loaded)
         engine: Engine = assembly.build_engine(loaded, sink)
         await engine.start()
+        assembly.settle()
         self._loaded = loaded
         self._backend.install(assembly.serving_over(engine, loaded, settings))
         logger.info("tokenizer_size=%d", len(loaded.tokenizer.pieces.table))

@@ -19,6 +19,7 @@ from scheduler.runtime.create import LoadedPair, PairOptions, create_runner
 from scheduler.runtime.forward import TransformersForward
 from scheduler.runtime.loading import ModelSource
 from scheduler.runtime.torch_runner import Pair
+from server.assembly import settle
 from tests.bench import ledger, peer
 from tests.bench.figures import Level, Memory, PairFigures, Peer, PeerArm, Startup, spread
 from tests.bench.load import Bench, Load, Run, running_bench
@@ -91,6 +92,7 @@ def measure_pair(source: Source, options: Options) -> PairFigures:
     started = time.perf_counter()
     loaded = create_runner(_pair_options(source, options), time.perf_counter)
     ready = time.perf_counter()
+    settle()
     subject = _Subject(
         source=source, options=options, loaded=loaded, rounds=_prompts(source, options, loaded)
     )

@@ -1,5 +1,6 @@
 """Costs are measured once a pair and machine, when K is to be chosen; the engine is given them."""
 
+import gc
 import logging
 
 import pytest
@@ -9,7 +10,7 @@ from scheduler.errors import ModelRefused
 from scheduler.goodput import GoodputController
 from scheduler.request import ProposerKind
 from server import assembly
-from server.assembly import Loaded, build_engine, load, round_costs, serving_over, warm_up
+from server.assembly import Loaded, build_engine, load, round_costs, serving_over, settle, warm_up
 from server.settings import load_settings
 from tests.oracles.rig import capabilities, config, tabular_runner
 from tests.server.world import Sink
@@ -180,6 +181,14 @@ def test_the_fingerprint_says_whether_k_is_chosen(settings):
         for each in (loaded(costs), loaded(None))
     ]
     assert prints[0] != prints[1]
+
+
+def test_what_is_loaded_is_no_business_of_the_collector():
+    try:
+        settle()
+        assert gc.get_freeze_count() > 1000
+    finally:
+        gc.unfreeze()
 
 
 @pytest.mark.anyio

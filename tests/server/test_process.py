@@ -51,6 +51,7 @@ class FakeAssembly:
         self.failure = None
         self.runner = None
         self.engine = None
+        self.settled = False
 
     def load(self, _settings):
         self.gate.wait(20)
@@ -66,6 +67,9 @@ class FakeAssembly:
 
     async def warm_up(self, loaded):
         assert loaded is self
+
+    def settle(self):
+        self.settled = True
 
     def build_engine(self, loaded, sink):
         assert loaded is self
@@ -165,6 +169,7 @@ def test_it_listens_before_it_can_answer(assembly, settings, capsys):
         assert client.get("/metrics", headers=accept).text.endswith("# EOF\n")
 
     assert visit(settings, steps) == 0
+    assert assembly.settled
     announced = f"Fencepost serves fencepost-pair at http://127.0.0.1:{settings.port}\n"
     assert capsys.readouterr().out == announced
 

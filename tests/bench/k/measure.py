@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from server.assembly import settle
 from tests.bench.k.crowd import Crowd, Stage, Timed, Trace
 from tests.bench.k.figures import Level, Models, Ramp
 from tests.bench.k.options import Options
@@ -73,6 +74,7 @@ def measure(source: Source, studio: Studio, options: Options) -> Measured:
 
 async def _measure(source: Source, studio: Studio, options: Options) -> Measured:
     prompts = _prompts(source, studio, options)
+    settle()
     async with open_crowds(studio, _ways(options), options.turn) as crowds:
         subject = _Subject(options=options, crowds=crowds, prompts=prompts)
         await _warm_up(subject)
