@@ -182,19 +182,22 @@ class AcceptanceBook:
 
     def learn(self, groups: Sequence[GroupStats]) -> None:
         """Take in a round. A pool that it taught nothing fades a little."""
-        lessons = [
-            (own, group, self._pool_of(own, (group.proposer, group.policy)))
-            for group in groups
-            if (own := self._own.get(group.request)) is not None
+        known = [
+            (own, group) for group in groups if (own := self._own.get(group.request)) is not None
         ]
-        for own, group, pool in lessons:
-            if group.speculation is not None:
-                own.compare(group.speculation, pool.alphas(own.stage))
+        lessons = [
+            (own, group.speculation, self._pool_of(own, (group.proposer, group.policy)))
+            for own, group in known
+            if group.speculation is not None
+        ]
+        for own, seen, pool in lessons:
+            own.compare(seen, pool.alphas(own.stage))
         idle = set(self._pools.values())
-        for own, group, pool in lessons:
-            if group.speculation is not None and own.teaches:
-                pool.add(own.stage, group.speculation)
+        for own, seen, pool in lessons:
+            if own.teaches:
+                pool.add(own.stage, seen)
                 idle.discard(pool)
+        for own, group in known:
             own.emitted += group.committed
         for pool in self._pools.values():
             if pool in idle:

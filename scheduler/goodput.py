@@ -91,7 +91,7 @@ class GoodputController:
         self._last = {
             each: chosen.lengths.get(each, 0) for each, seen in now.at_will.items() if seen.room
         }
-        self._rest.settle(before, self._last, drafts=bool(chosen.lengths))
+        self._rest.settle(drafts=bool(chosen.lengths), same=self._last == before)
         self._rows = view.rows
         plan = Plan(
             candidates=now.candidates,

@@ -5,7 +5,6 @@ cost nothing; where they do, what was settled on is good for a few rounds.
 """
 
 from collections.abc import Mapping
-from statistics import median_low
 
 from scheduler.controller import LoadView
 
@@ -14,10 +13,8 @@ _AWAKE_ROUNDS = 8
 _DOZE_ROUNDS = 3
 _FALLEN = 0.875
 """The share of a load that ends that at once when less is left; one of many comes and goes."""
-_NAP_ROUNDS = 4
-"""Rounds that are drafted as the one before them, when that one was too,"""
-_FAMILIAR = 0.75
-"""and this share of the load stays: who comes meanwhile drafts as much as most."""
+_NAP_ROUNDS = 3
+"""Rounds that are drafted as the one before them, when that one was too and nobody came or went."""
 
 
 class Rest:
@@ -34,15 +31,12 @@ class Rest:
         if self._dozes(view, last):
             return dict.fromkeys((each.request for each in view.requests), 0)
         if self._naps(view, last):
-            usual = median_low(last.values())
-            return {e.request: min(last.get(e.request, usual), e.room) for e in view.requests}
+            return {each.request: min(last[each.request], each.room) for each in view.requests}
         return None
 
-    def settle(self, before: Mapping[int, int], now: Mapping[int, int], *, drafts: bool) -> None:
-        """What was settled on before, and `now`; somebody `drafts` in this round, or nobody does.
-        Probes are another matter."""
-        stayed = before.keys() & now.keys()
-        same = bool(stayed) and all(before[each] == now[each] for each in stayed)
+    def settle(self, *, drafts: bool, same: bool) -> None:
+        """Somebody `drafts` in the round that was thought about, or nobody does; `same`: it was
+        settled on as before. Probes are another matter."""
         self._nap = _NAP_ROUNDS if drafts and same else 0
 
     def count(self, *, plain: bool) -> None:
@@ -58,13 +52,15 @@ class Rest:
         return all(each.asked is None and each.tpot is None for each in view.requests)
 
     def _naps(self, view: LoadView, last: Mapping[int, int]) -> bool:
-        """Drafting goes on. Ends at once when many come or go, or somebody must not or will not be
-        drafted for freely."""
-        stay = sum(each.request in last for each in view.requests)
-        if not self._nap or stay < _FAMILIAR * max(len(view.requests), len(last)):
+        """Drafting goes on. Ends at once when anybody comes, goes or prefills, or must not or will
+        not be drafted for freely."""
+        if not self._nap or view.prefill_rows or len(view.requests) != len(last):
             return False
         self._nap -= 1
         return all(
-            each.asked is None and each.tpot is None and not each.shared_seed
+            each.request in last
+            and each.asked is None
+            and each.tpot is None
+            and not each.shared_seed
             for each in view.requests
         )
