@@ -134,7 +134,7 @@ class Engine:
     @property
     def accepting(self) -> bool:
         """Whether `submit` would take a request, were there room."""
-        return self._task is not None and not self._draining and self._error is None
+        return self._task is not None and not self._draining and self._ended() is None
 
     def next_request_id(self) -> int:
         """A fresh id for a Request."""
@@ -173,16 +173,20 @@ class Engine:
 
     def health(self) -> EngineHealth:
         """Whether the loop is alive, and when it last came round."""
-        task = self._task
+        task, error = self._task, self._ended()
         return EngineHealth(
-            alive=task is not None and not task.done() and self._error is None,
-            error=self._error,
+            alive=task is not None and not task.done() and error is None,
+            error=error,
             heartbeat_age=self._clock() - self._heartbeat if self._book.entries else 0.0,
         )
 
     def load(self) -> LoadStats:
         """The load at this moment."""
         return self._book.load()
+
+    def _ended(self) -> str | None:
+        """Why no request can be served any more."""
+        return self._error or self._runner.failure()
 
     async def _run(self) -> None:
         try:
@@ -233,6 +237,8 @@ class Engine:
         try:
             done = await loop.run_in_executor(self._worker, self._execute, plan, jobs)
         except Exception as problem:
+            if self._runner.failure() is not None:
+                raise
             logger.exception("round %d broke", plan.round_id)
             message = f"the model could not run this request ({type(problem).__name__})"
             failed = self._landing.fail(plan, self._clock(), message)

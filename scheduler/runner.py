@@ -50,6 +50,10 @@ class ModelRunner(Protocol):
         round may be published; K/V rows past the committed ones may hold anything."""
         ...
 
+    def failure(self) -> str | None:
+        """Why no further round can run; None while one can. Any thread may ask."""
+        ...
+
     def memory_bytes(self) -> int:
         """Bytes that weights, K/V pools and buffers take on the device."""
         ...

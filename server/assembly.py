@@ -94,6 +94,7 @@ def build_runner(settings: Settings) -> LoadedPair:
         kv_bytes=settings.kv_memory,
         block_size=settings.block_size,
         batch_invariant=settings.batch_invariant,
+        enforce_eager=settings.enforce_eager,
     )
     return create_runner(options, time.monotonic)
 

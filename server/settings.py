@@ -125,6 +125,9 @@ class Settings(BaseSettings):
         False,
         description="give each row the same bits whatever shares its batch: slower, on a CPU only",
     )
+    enforce_eager: bool = Field(
+        False, description="on a GPU launch every model call from the host, record no CUDA graphs"
+    )
     threads: Count | None = Field(
         None,
         description="threads of one tensor operation on the CPU (default: the cores of this "

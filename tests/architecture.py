@@ -39,9 +39,11 @@ NOT_IN_CORE = {
 }
 ENGINE_MAY = {"asyncio", "concurrent"}
 LAZY_ALLOWED = {"server.cli", "server.main", "scheduler.runtime.create"}
-# The K/V shim, the loader, the forward, and a pair over several processes from either side.
+# The K/V shim, the loader, the forward with its fixed calls, and a pair over several processes from
+# either side.
 VLLM_ALLOWED = {
-    f"scheduler.runtime.vllm_{name}" for name in ("forward", "kv", "loading", "parallel", "worker")
+    f"scheduler.runtime.vllm_{name}"
+    for name in ("call", "fixed", "forward", "kv", "loading", "parallel", "worker")
 }
 ENVIRONMENT_READER = "server.settings"
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}

@@ -76,6 +76,7 @@ class PackedAttention:
         self._kv_heads = pool.shape.kv_heads
         self._dim = pool.shape.head_dim
         self._share = heads // pool.shape.kv_heads
+        self._restore = _on_device(rows.restore, rows.slots.device)
         self._views: dict[int | None, list[GroupView]] = {}
 
     def attend(self, spec: LayerAttention, query: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
@@ -84,26 +85,10 @@ class PackedAttention:
         views = self._views.get(spec.window)
         if views is None:
             views = self._views_of(spec.window)
-        if self._rows.restore is None:
-            return self._attend_group(spec, query, views[0])
-        outputs = [self._attend_group(spec, query, view) for view in views]
-        return torch.cat(outputs).index_select(0, self._rows.restore)
-
-    def _attend_group(
-        self, spec: LayerAttention, query: torch.Tensor, view: GroupView
-    ) -> torch.Tensor:
-        if view.rows is not None:
-            query = query.index_select(0, view.rows)
-        # Query heads of one K/V head are rows of it: no K/V head is ever repeated in memory.
-        query = query.reshape(view.count, -1, self._kv_heads, self._dim).transpose(1, 2)
-        gathered = self._pool.by_block[spec.layer].index_select(0, view.table)
-        keys = gathered.as_strided(view.size, view.stride, view.keys_at)
-        values = gathered.as_strided(view.size, view.stride, view.values_at)
-        if spec.softcap is None:
-            output = scaled_dot_product_attention(query, keys, values, view.mask, scale=spec.scale)
-        else:
-            output = _softcapped(query, keys, values, view.mask, spec)
-        return output.transpose(1, 2).reshape(view.count * view.width, -1)
+        if self._restore is None:
+            return attend_view(self._pool, spec, query, views[0])
+        outputs = [attend_view(self._pool, spec, query, view) for view in views]
+        return torch.cat(outputs).index_select(0, self._restore)
 
     def _views_of(self, window: int | None) -> list[GroupView]:
         # A window longer than every context hides nothing.
@@ -130,7 +115,7 @@ class PackedAttention:
             mask = self._mask(group.query_positions - low[:, None] * size, gathered, window)
         row = 2 * self._kv_heads * self._dim
         return GroupView(
-            rows=group.rows,
+            rows=_on_device(group.rows, rows.slots.device),
             count=len(group.members),
             width=group.width,
             table=moved(torch.from_numpy(table.ravel()), rows.slots.device),
@@ -153,6 +138,30 @@ class PackedAttention:
         starts = np.repeat(length - 1 - queries, self._share, axis=1)
         index = moved(torch.from_numpy(starts.ravel()), device)
         return ramp.unfold(0, length, 1).index_select(0, index).view(len(queries), 1, -1, length)
+
+
+def _on_device(host: Integers | None, device: torch.device) -> torch.Tensor | None:
+    return None if host is None else moved(torch.from_numpy(host), device)
+
+
+def attend_view(
+    pool: KvPool, spec: LayerAttention, query: torch.Tensor, view: GroupView
+) -> torch.Tensor:
+    """One group's attention [count * width, heads * head_dim] in one layer, of a call's `query`
+    [N, heads, head_dim]."""
+    if view.rows is not None:
+        query = query.index_select(0, view.rows)
+    count, kv_heads, _, dim = view.size
+    # Query heads of one K/V head are rows of it: no K/V head is ever repeated in memory.
+    query = query.reshape(count, -1, kv_heads, dim).transpose(1, 2)
+    gathered = pool.by_block[spec.layer].index_select(0, view.table)
+    keys = gathered.as_strided(view.size, view.stride, view.keys_at)
+    values = gathered.as_strided(view.size, view.stride, view.values_at)
+    if spec.softcap is None:
+        output = scaled_dot_product_attention(query, keys, values, view.mask, scale=spec.scale)
+    else:
+        output = _softcapped(query, keys, values, view.mask, spec)
+    return output.transpose(1, 2).reshape(view.count * view.width, -1)
 
 
 def _softcapped(

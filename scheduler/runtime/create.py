@@ -19,7 +19,10 @@ from scheduler.config import PoolConfig
 from scheduler.errors import ConfigRefused, ModelRefused
 from scheduler.runner import Capabilities, ModelIdentity, ModelRunner
 from scheduler.runtime.admission_checks import check_pair, event_space_digest
+from scheduler.runtime.cuda_graphs import GraphRecorder
+from scheduler.runtime.fixed_forward import FixableTransformers
 from scheduler.runtime.forward import Forward, TransformersForward
+from scheduler.runtime.graphs import GraphedForward, Record
 from scheduler.runtime.invariant import invariant_forward
 from scheduler.runtime.kv_cache import KvShape
 from scheduler.runtime.loading import (
@@ -69,6 +72,7 @@ class PairOptions:
     kv_bytes: int | None = None
     block_size: int | None = None
     batch_invariant: bool = False
+    enforce_eager: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,14 +220,26 @@ def _runtime(options: PairOptions, device: torch.device, clock: Callable[[], flo
     options.vllm.refuse_for_torch()
     # A draft has no such mode: where texts are promised (temperature 0, shared noise) it only
     # proposes.
-    forward = invariant_forward if options.batch_invariant else TransformersForward
+    record = recorder(options, device)
+    plain = TransformersForward if record is None else partial(_graphed, record)
+    forward = invariant_forward if options.batch_invariant else plain
     return _InProcess(
         target=partial(_load_torch, options, device, forward),
-        draft=partial(_load_torch, options, device, TransformersForward),
+        draft=partial(_load_torch, options, device, plain),
         clock=clock,
         block_size=options.block_size or BLOCK_SIZE,
         software=", ".join((*software, platform.machine())),
     )
+
+
+def recorder(options: PairOptions, device: torch.device) -> Record | None:
+    """What records the models' calls, None where every call is launched from the host."""
+    recording = device.type == "cuda" and not options.enforce_eager
+    return GraphRecorder(device) if recording else None
+
+
+def _graphed(record: Record, model: LoadedModel, pool: PoolConfig) -> Forward:
+    return GraphedForward(FixableTransformers(model, pool), record)
 
 
 def _load_torch(
@@ -250,7 +266,9 @@ def _vllm_runtime(
     try:
         if target.ranks > 1:
             parallel = importlib.import_module("scheduler.runtime.vllm_parallel")
-            pair: _Runtime = parallel.ParallelPair(device, target, draft, software)
+            pair: _Runtime = parallel.ParallelPair(
+                device, target, draft, software, options.enforce_eager
+            )
             return pair
         loading = importlib.import_module("scheduler.runtime.vllm_loading")
         forward = importlib.import_module("scheduler.runtime.vllm_forward")
@@ -259,9 +277,11 @@ def _vllm_runtime(
             f"runtime={options.runtime}: vLLM cannot be imported: {problem}"
         ) from problem
 
+    record = recorder(options, device)
+
     def load(choices: VllmOptions, source: ModelSource) -> _Loaded:
         model = loading.load_vllm_model(source, device=device, options=choices)
-        return _Loaded(model=model, over=partial(forward.VllmForward, model))
+        return _Loaded(model=model, over=partial(forward.vllm_forward, model, record))
 
     return _InProcess(
         target=partial(load, target),

@@ -12,7 +12,6 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from scheduler.runtime.attention import Attention, LayerAttention
 from scheduler.runtime.linear import LinearModule, build_linear
-from scheduler.runtime.rows import PackedRows
 
 # transformers builds no mask for an attention name that its mask functions do not know.
 ATTENTION_NAME = "packed_rows"
@@ -24,11 +23,15 @@ _INERT_KEYWORDS = frozenset({"position_ids", "use_cache"})
 class Decoder(Protocol):
     """The layers of a model between token ids and the output head."""
 
+    def reach(self, positions: int) -> None:
+        """Make ready for positions below `positions`, so that `hidden` has nothing to prepare."""
+        ...
+
     def hidden(
-        self, token_ids: torch.Tensor, rows: PackedRows, attention: Attention
+        self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention
     ) -> torch.Tensor:
-        """Final hidden states [N, H] of int64 `token_ids` [N]; every layer attends by
-        `attention`."""
+        """Final hidden states [N, H] of int64 `token_ids` [N] at int64 `positions` [N], which
+        `reach` was told of; every layer attends by `attention`."""
         ...
 
     def weight_bytes(self) -> int:
@@ -47,13 +50,16 @@ class ModuleDecoder:
         self._body = private.get_submodule(private.base_model_prefix)
         self._packed_bytes = _replace_linears(self._body, half=half)
 
+    def reach(self, positions: int) -> None:
+        """Nothing to do: the modules take angles of positions as they come."""
+
     def hidden(
-        self, token_ids: torch.Tensor, rows: PackedRows, attention: Attention
+        self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention
     ) -> torch.Tensor:
-        """Final hidden states [N, H] of int64 `token_ids` [N]."""
+        """Final hidden states [N, H] of int64 `token_ids` [N] at int64 `positions` [N]."""
         output = self._body(
             input_ids=token_ids[None],
-            position_ids=rows.positions[None],
+            position_ids=positions[None],
             use_cache=False,
             packed_attention=attention,
         )

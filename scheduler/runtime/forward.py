@@ -84,7 +84,8 @@ class TransformersForward:
         rows.check_call(len(token_ids), self.max_positions)
         with torch.inference_mode():
             attention = self._attention(self.pool, rows, self._heads)
-            return self._decoder.hidden(token_ids, rows, attention)
+            self._decoder.reach(rows.highest_position + 1)
+            return self._decoder.hidden(token_ids, rows.positions, attention)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Raw next-token logits [M, V] float32 of hidden states [M, H]."""

@@ -14,7 +14,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from scheduler.runtime.attention import Attention, LayerAttention
 from scheduler.runtime.linear import LinearLayer, build_linear, linear
-from scheduler.runtime.rows import PackedRows
 
 LLAMA_FAMILY = frozenset(
     {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM"}
@@ -58,11 +57,14 @@ class Rotation:
         self._scale = scale
         self._table = self._factors(FIRST_ROTATIONS)
 
-    def factors(self, rows: PackedRows) -> torch.Tensor:
-        """Complex [N, 1, head_dim / 2] for the positions of `rows`."""
-        while rows.highest_position >= len(self._table):
+    def reach(self, positions: int) -> None:
+        """Have factors for all positions below `positions`."""
+        while positions > len(self._table):
             self._table = self._factors(2 * len(self._table))
-        return self._table.index_select(0, rows.positions)
+
+    def factors(self, positions: torch.Tensor) -> torch.Tensor:
+        """Complex [N, 1, head_dim / 2] for int64 `positions` [N] that it reaches."""
+        return self._table.index_select(0, positions)
 
     def bytes(self) -> int:
         """Bytes of the table so far."""
@@ -138,12 +140,16 @@ class LlamaDecoder:
         self._layers = tuple(build.layer(number) for number in range(config.num_hidden_layers))
         self._norm = RmsNorm(weights["norm.weight"], config.rms_norm_eps)
 
+    def reach(self, positions: int) -> None:
+        """Have rotary factors for all positions below `positions`."""
+        self._rotation.reach(positions)
+
     def hidden(
-        self, token_ids: torch.Tensor, rows: PackedRows, attention: Attention
+        self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention
     ) -> torch.Tensor:
-        """Final hidden states [N, H] of int64 `token_ids` [N]."""
+        """Final hidden states [N, H] of int64 `token_ids` [N] at int64 `positions` [N]."""
         states = embedding(token_ids, self._embeddings).to(self._dtype)
-        factors = self._rotation.factors(rows)
+        factors = self._rotation.factors(positions)
         for layer in self._layers:
             states += self._attend(layer, states, factors, attention)
             states += _feed_forward(layer, states)

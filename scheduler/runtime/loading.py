@@ -270,7 +270,9 @@ def _probe_logits(
             segment = Segment(start=start, rows=end - start, blocks=blocks)
             rows = pack_rows([segment], PROBE_BLOCK, device)
             attention = PackedAttention(pool, rows, model.config.num_attention_heads)
-            parts.append(head.logits(decoder.hidden(ids[start:end], rows, attention)))
+            decoder.reach(end)
+            hidden = decoder.hidden(ids[start:end], rows.positions, attention)
+            parts.append(head.logits(hidden))
     return torch.cat(parts)
 
 

@@ -45,7 +45,7 @@ class RowGroup:
 
     members: Integers
     width: int
-    rows: torch.Tensor | None
+    rows: Integers | None
     query_positions: Integers
 
 
@@ -53,7 +53,7 @@ class RowGroup:
 class PackedRows:
     """Where the N rows of a call stand, on the device and (small arrays) on the host.
 
-    `positions` and `slots` are int64 [N] tensors; a slot is `block * block_size + offset`.
+    `positions` and `slots` are int64 [N] on the device; a slot is `block * block_size + offset`.
     `starts` and `counts` are [S], `blocks` [S, most blocks of one segment]. The groups' outputs,
     concatenated, are put back into packed order by `restore` [N]; None when they already are.
     """
@@ -65,7 +65,7 @@ class PackedRows:
     counts: Integers
     blocks: Integers
     groups: tuple[RowGroup, ...]
-    restore: torch.Tensor | None
+    restore: Integers | None
     highest_block: int
     highest_position: int
 
@@ -102,7 +102,7 @@ def pack(segments: Sequence[Segment], block_size: int, device: torch.device) -> 
     slots = blocks[owners, columns] * block_size + offsets
     if len(set(slots.tolist())) != len(slots):
         raise ValueError("two rows of one packed call share a cache slot")
-    groups, restore = _group_rows(segments, firsts, positions, device)
+    groups, restore = _group_rows(segments, firsts, positions)
     return PackedRows(
         positions=moved(torch.from_numpy(positions), device),
         slots=moved(torch.from_numpy(slots), device),
@@ -144,8 +144,8 @@ def _blocks_needed(segment: Segment, block_size: int) -> int:
 
 
 def _group_rows(
-    segments: Sequence[Segment], firsts: Integers, positions: Integers, device: torch.device
-) -> tuple[tuple[RowGroup, ...], torch.Tensor | None]:
+    segments: Sequence[Segment], firsts: Integers, positions: Integers
+) -> tuple[tuple[RowGroup, ...], Integers | None]:
     """The attention groups and the index that undoes their order."""
     memberships = _memberships(segments)
     widths = {segment.rows for segment in segments}
@@ -171,11 +171,11 @@ def _group_rows(
         group = RowGroup(
             members=np.array(members),
             width=width,
-            rows=moved(torch.from_numpy(rows.ravel()), device),
+            rows=rows.ravel(),
             query_positions=positions[rows],
         )
         groups.append(group)
-    return tuple(groups), moved(torch.from_numpy(restore), device)
+    return tuple(groups), restore
 
 
 def _memberships(segments: Sequence[Segment]) -> list[list[int]]:

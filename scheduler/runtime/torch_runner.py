@@ -51,6 +51,9 @@ class TorchRunner:
         """Execute one round."""
         return self._executor.run(plan)
 
+    def failure(self) -> None:
+        """None: what breaks in one round is over with it."""
+
     def memory_bytes(self) -> int:
         """Weights and K/V pools."""
         forwards = [self._pair.target, self._pair.draft]

@@ -31,6 +31,12 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.model_loader import get_model
 from vllm.platforms import current_platform
+from vllm.plugins import load_general_plugins
+from vllm.v1.worker.workspace import (
+    current_workspace_manager,
+    init_workspace_manager,
+    is_workspace_manager_initialized,
+)
 
 from scheduler.errors import ConfigRefused, ModelRefused
 from scheduler.runner import ModelIdentity
@@ -104,7 +110,7 @@ def load_vllm_model(
     check_device(device)
     config = configure(source, device, options)
     with refusing(source, options), set_current_vllm_config(config):
-        _join_no_one(device)
+        _be_a_worker(device)
         module = load_module(config)
     return describe(source, config, module, device)
 
@@ -288,14 +294,31 @@ def _no_accelerator_to_empty() -> Iterator[None]:
         torch.accelerator.empty_cache = theirs
 
 
-def _join_no_one(device: torch.device) -> None:
-    """Be the one rank of all of vLLM's groups, which are the process's: once, for all models."""
+def _be_a_worker(device: torch.device) -> None:
+    """Set what vLLM's own workers do for the whole process before they load: once, for all models.
+
+    The process is the one rank of all groups. Scratch memory is what some layers, such as those of
+    experts, share.
+    """
+    if not is_workspace_manager_initialized():
+        load_general_plugins()
+        current_platform.register_triton_kernel_overrides()
+        init_workspace_manager(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
     if not is_initialized():
         init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     if not model_parallel_is_initialized():
         init_distributed_environment(1, 0, "env://", 0, backend)
         ensure_model_parallel_initialized(1, 1)
+
+
+def shared_scratch(device: torch.device) -> torch.Tensor | None:
+    """A part of the scratch memory that layers on a GPU share, as it stands. Whoever keeps it keeps
+    all of it alive: vLLM lets go of it when a layer asks for more."""
+    if device.type != "cuda":
+        return None
+    part: torch.Tensor = current_workspace_manager().get_simultaneous(((1,), torch.uint8))[0]
+    return part
 
 
 def _bind(name: str, module: CausalModule, config: VllmConfig) -> None:

@@ -6,6 +6,7 @@ business; it knows no layers and no rows.
 
 import atexit
 import os
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from scheduler.runner import Capabilities
 from scheduler.runtime.loading import ModelSource
 from scheduler.runtime.vllm_choice import VllmOptions
 from scheduler.runtime.vllm_loading import check_device, configure, refusing
-from scheduler.runtime.vllm_worker import Share
+from scheduler.runtime.vllm_worker import Share, Started
 
 _EXTENSION = "scheduler.runtime.vllm_worker.RoundWorker"
 _BINDING = "VLLM_CPU_OMP_THREADS_BIND"
@@ -49,6 +50,10 @@ class ParallelRunner:
             raise RuntimeError(f"the pair's processes: {problem!r}") from problem
         return result
 
+    def failure(self) -> str | None:
+        """That a process died, once vLLM's executor has seen it. It ends the others."""
+        return "one of the pair's processes died" if self._executor.is_failed else None
+
     def memory_bytes(self) -> int:
         """Weights and K/V pools of all processes."""
         return self._memory
@@ -62,14 +67,22 @@ class ParallelPair:
     """Loads a pair into as many processes as the target has ranks, and starts its runner."""
 
     def __init__(
-        self, device: torch.device, target: VllmOptions, draft: VllmOptions, software: str
+        self,
+        device: torch.device,
+        target: VllmOptions,
+        draft: VllmOptions,
+        software: str,
+        enforce_eager: bool,
     ) -> None:
-        """Raises ConfigRefused when the vLLM that is installed cannot run on `device`."""
+        """With `enforce_eager` nothing is recorded and replayed, on a GPU either.
+
+        Raises ConfigRefused when the vLLM that is installed cannot run on `device`."""
         check_device(device)
         self.block_size = target.block_size
         self.software = software
         self._device = device
         self._target_options, self._draft_options = target, draft
+        self._enforce_eager = enforce_eager
 
     def load(self, target: ModelSource, draft: ModelSource | None) -> tuple[Share, Share | None]:
         """Start the processes and load. Raises ModelRefused."""
@@ -96,8 +109,9 @@ class ParallelPair:
 
     def start(self, pool: PoolConfig, capabilities: Capabilities) -> ParallelRunner:
         """Allocate K/V memory in all processes. Raises ModelRefused."""
-        sizes: list[int] = self._ask("round_start", pool, capabilities)
-        return ParallelRunner(self._executor, capabilities, sum(sizes))
+        started: list[Started] = self._ask("round_start", pool, capabilities, self._enforce_eager)
+        told = replace(capabilities, numerics=started[0].numerics)
+        return ParallelRunner(self._executor, told, sum(each.memory for each in started))
 
     def _ask(self, method: str, *arguments: object) -> list[Any]:
         """What each process answers. Raises ModelRefused when one refuses, and ends them all."""

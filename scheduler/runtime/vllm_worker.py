@@ -20,11 +20,13 @@ from scheduler.config import PoolConfig
 from scheduler.errors import ModelRefused
 from scheduler.plan import RoundPlan, RoundResult
 from scheduler.runner import Capabilities, ModelIdentity
+from scheduler.runtime.cuda_graphs import GraphRecorder
+from scheduler.runtime.graphs import Launch
 from scheduler.runtime.kv_cache import KvShape
 from scheduler.runtime.loading import ModelSource
 from scheduler.runtime.torch_runner import Pair, TorchRunner
 from scheduler.runtime.vllm_choice import VllmOptions
-from scheduler.runtime.vllm_forward import VllmForward
+from scheduler.runtime.vllm_forward import vllm_forward
 from scheduler.runtime.vllm_loading import (
     CausalModule,
     VllmModel,
@@ -44,6 +46,29 @@ class Share:
     vocabulary: int
     max_positions: int
     device: torch.device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """What one process tells once it is ready: the bytes that all takes there, and how its rows
+    depend on the rows beside them."""
+
+    memory: int
+    numerics: str
+
+
+class GroupRecorder:
+    """A `Record` of calls that processes make together: their all-reduce tells the others where it
+    finds what was recorded. All processes record the same calls."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._record = GraphRecorder(device)
+        self._context = groups.GraphCaptureContext(torch.cuda.Stream(device))
+
+    def __call__(self, launch: Launch) -> Launch:
+        """A replay of `launch`. Raises RuntimeError when it cannot be recorded."""
+        with groups.get_tp_group().graph_capture(self._context):
+            return self._record(launch)
 
 
 class _ModelRunner(Protocol):
@@ -72,19 +97,23 @@ class RoundWorker:
             return str(refused)
         return _share(self._target), None if self._draft is None else _share(self._draft)
 
-    def round_start(self, pool: PoolConfig, capabilities: Capabilities) -> int | str:
-        """Allocate K/V memory and be ready for rounds. The bytes that all of it takes here."""
+    def round_start(
+        self, pool: PoolConfig, capabilities: Capabilities, enforce_eager: bool
+    ) -> Started | str:
+        """Allocate K/V memory and be ready for rounds."""
         draft = self._draft
+        recording = self.device.type == "cuda" and not enforce_eager
+        record = GroupRecorder(self.device) if recording else None
         try:
             pair = Pair(
-                target=VllmForward(self._target, pool),
-                draft=None if draft is None else VllmForward(draft, pool),
+                target=vllm_forward(self._target, record, pool),
+                draft=None if draft is None else vllm_forward(draft, record, pool),
                 vocabulary=capabilities.vocabulary,
             )
         except ModelRefused as refused:
             return str(refused)
         self._runner = TorchRunner(pair, capabilities, CounterRandomness(), time.perf_counter)
-        return self._runner.memory_bytes()
+        return Started(memory=self._runner.memory_bytes(), numerics=pair.target.numerics)
 
     def round_run(self, plan: RoundPlan) -> RoundResult:
         """One whole round."""

@@ -119,7 +119,7 @@ async def test_an_engine_serves_one_trace_after_another():
 
 class Broken:
     def __init__(self, runner):
-        self.capabilities, self.memory_bytes = runner.capabilities, runner.memory_bytes
+        self.capabilities, self.failure = runner.capabilities, runner.failure
 
     def run(self, plan):
         raise RuntimeError("planted")

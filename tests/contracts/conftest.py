@@ -16,7 +16,7 @@ from scheduler.runtime.invariant import invariant_forward
 from scheduler.runtime.loading import ModelSource, load_model
 from scheduler.runtime.torch_runner import Pair, TorchRunner
 from scheduler.sampling.rng import CounterRandomness
-from tests.oracles.forwards import Kind, kinds, make_forward
+from tests.oracles.forwards import Kind, identity_of, kinds, make_forward
 from tests.oracles.rig import (
     TARGET,
     VOCABULARY,
@@ -140,7 +140,7 @@ def pools_for(kind):
 def _served(kind, llamas, forwards_of):
     settings = config(**pools_for(kind))
     forwards = forwards_of(kind)
-    found = _over(forwards, llamas, settings, [forward.identity for forward in forwards])
+    found = _over(forwards, llamas, settings, [identity_of(forward) for forward in forwards])
     return found if kind.exact else replace(found, tolerance=0.5, slack=0.5)
 
 

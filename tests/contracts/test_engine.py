@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from deploy.pair import DRAFT, TARGET
+from scheduler.runtime import create
 from scheduler.runtime.create import PairOptions, create_runner
 from scheduler.runtime.loading import ModelSource
-from tests.oracles.forwards import kinds, need, unwarned
+from tests.oracles.forwards import as_if_recordable, kinds, need, recorder_of, unwarned
 from tests.oracles.pair_texts import load_reference, read
 
 # What rounding may do to a logprob, and what share of tokens may differ at all.
@@ -33,8 +34,11 @@ def loaded(request):
         dtype=kind.dtype,
         max_model_len=256,
         max_requests=32,
+        enforce_eager=kind.calls == "eager",
     )
-    with unwarned():
+    with unwarned(), as_if_recordable(kind), pytest.MonkeyPatch.context() as patch:
+        if kind.device == "cpu":
+            patch.setattr(create, "recorder", lambda options, device: recorder_of(kind))
         return kind, create_runner(options, time.perf_counter)
 
 
@@ -47,12 +51,18 @@ def test_the_runner_says_who_runs_the_models(loaded, reference):
     kind, pair = loaded
     told = pair.runner.capabilities()
     by_vllm = kind.runtime == "vllm"
+    assert told.numerics == ("plain" if kind.calls == "eager" else "plain, padded")
     assert told.target.dtype.startswith(kind.dtype)
     assert told.target.dtype.endswith("+vllm") is told.draft.dtype.endswith("+vllm") is by_vllm
     assert ("vllm 0.32" in told.software) is by_vllm
     assert told.target.parameters == reference.num_parameters()
     size = 32 if by_vllm and kind.device == "cpu" else 16
     assert pair.target_pool.block_size == pair.draft_pool.block_size == size
+
+
+def forwards_of(pair):
+    """Target and draft of a runner."""
+    return (pair.runner._pair.target, pair.runner._pair.draft)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -62,6 +72,8 @@ def test_emitted_tokens_are_the_references_choices(loaded, reference, temperatur
     most, share = LIMITS[kind.dtype]
     print(f"{kind}: {found.share:.2%}, deviation {found.deviation:.2g}")
     assert found.accepted > 0
+    if kind.calls != "eager":
+        assert min(forward.recorded for forward in forwards_of(pair)) > 3
     assert 0 < found.deviation < most
     assert found.beyond() == []
     assert found.share <= share

@@ -110,6 +110,17 @@ def test_a_prompt_in_chunks_beside_others(chunk, forwards, judges):
     judges["target"].decide()
 
 
+def test_the_same_rows_come_from_a_recording_as_well(kind, forwards, judges):
+    requests = Requests(forwards["target"], LENGTHS, seed=3)
+    for _ in range(3):
+        for number, found in _verified(requests).items():
+            judges["target"].see(found, requests.tokens[number], PASTS[number])
+        requests.call({n: (past, past + 1) for n, past in enumerate(PASTS)})
+    judges["target"].decide()
+    if kind.calls == "recorded":
+        assert forwards["target"].recorded > 0
+
+
 def test_two_models_with_blocks_of_their_own_take_turns(forwards, judges):
     pair = {name: Requests(forwards[name], (70, 40), seed=5) for name in POOLS}
     assert pair["target"].forward.block_size != pair["draft"].forward.block_size

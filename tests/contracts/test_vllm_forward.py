@@ -123,6 +123,30 @@ def test_another_device_and_a_broken_checkpoint_are_refused_by_name(checkpoints,
         make_forward(FLOAT32, bare, PoolConfig(blocks=1, block_size=32))
 
 
+def test_a_process_is_made_a_worker_once(checkpoints, monkeypatch):
+    """What vLLM's own workers do before they load, before the first of two models."""
+    need_vllm()
+    from vllm.v1.worker import workspace  # noqa: PLC0415
+
+    from scheduler.runtime import vllm_loading  # noqa: PLC0415
+
+    done = []
+    workspace.reset_workspace_manager()
+    for place, name in (
+        (vllm_loading, "load_general_plugins"),
+        (vllm_loading.current_platform, "register_triton_kernel_overrides"),
+    ):
+        real = getattr(place, name)
+        monkeypatch.setattr(place, name, lambda real=real, name=name: done.append((name, real())))
+    for _ in range(2):
+        _forward(checkpoints, "draft")
+    assert [name for name, _ in done] == [
+        "load_general_plugins",
+        "register_triton_kernel_overrides",
+    ]
+    assert workspace.current_workspace_manager()._device == torch.device("cpu")
+
+
 def test_kernels_that_did_not_load_are_told(forwards, monkeypatch):
     from scheduler.runtime import vllm_loading  # noqa: PLC0415
 

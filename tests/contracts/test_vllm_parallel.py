@@ -137,10 +137,12 @@ def plain(record):
 @pytest.mark.slow
 def test_a_process_that_is_gone_breaks_the_round():
     pair = load(draft=False)
+    assert pair.runner.failure() is None
     pair.runner._executor.workers[1].proc.kill()
     pair.runner._executor.workers[1].proc.join(20)
     with pytest.raises(RuntimeError, match="the pair's processes: "):
         pair.runner.run(None)
+    assert pair.runner.failure() == "one of the pair's processes died"
     pair.runner.close()
 
 

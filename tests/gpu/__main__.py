@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from transformers.utils import logging as transformers_logging
 
+from scheduler.runtime.cuda_graphs import GraphRecorder
 from tests.bench.machine import describe_machine, describe_versions
 from tests.gpu.budget import Budget, say
 from tests.gpu.contracts import run_contracts
@@ -104,7 +105,9 @@ class _Check:
         free_memory()
         self.pair = pair.figures
         say(f"acceptance {pair.figures.overlap:.3f} on random ids")
-        serving = torch_serving(self._options, pair)
+        recording = self._on.type == "cuda" and not self._options.enforce_eager
+        record = GraphRecorder(self._on) if recording else None
+        serving = torch_serving(self._options, pair, record)
         self._work = serving.work
         if "throughput" in self._stages:
             self.cells = measure(self._options, serving, self._device.limits, self._budget)

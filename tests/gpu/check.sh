@@ -4,6 +4,7 @@
 #
 #   tests/gpu/check.sh                    on a machine with a CUDA device
 #   tests/gpu/check.sh --tiny             the same path on a CPU, with a pair of some million weights
+#   tests/gpu/check.sh --enforce-eager    model calls launched from the host, none recorded
 #   PYTHON=python3.12 OUT=DIR tests/gpu/check.sh --seconds 300 --stages throughput
 set -euo pipefail
 cd "$(dirname "$0")/../.."

@@ -63,6 +63,8 @@ class Cell:
     `rate` are committed tokens a second, prefill included. A decode round is one without prefill
     rows: `round_ms` is the mean of those. `host_share` is the share of it in which the device had
     nothing to do, None where that was not measured. `acceptance` is accepted over reached drafts.
+    Where model calls are recorded and replayed, `eager_ms` are the milliseconds of the same verify
+    step launched from the host; None where every call is.
     """
 
     runtime: str
@@ -75,6 +77,7 @@ class Cell:
     mean_k: float
     acceptance: float | None
     verify: Step
+    eager_ms: float | None
     host_share: float | None
 
 

@@ -52,6 +52,7 @@ class Options:
     repeats: int = 9
     profile_seconds: float = 20.0
     seed: int = 0
+    enforce_eager: bool = False
     out: Path | None = None
 
     @property
@@ -94,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--k", type=at_least_1, help=f"the fixed number of drafts (default {start.k})")
     add("--prompt-tokens", type=at_least_1, help=f"default {start.prompt_tokens}")
     add("--tokens", type=at_least_2, help=f"output tokens a request (default {start.tokens})")
+    add("--enforce-eager", action="store_true", default=None, help="record no model calls")
     add("--seed", type=int, help=f"default {start.seed}")
     add("--out", type=Path, metavar="DIR", help="where the data go (default: the variable OUT)")
     return parser

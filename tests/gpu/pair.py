@@ -20,7 +20,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from scheduler.config import PoolConfig
 from scheduler.runner import Capabilities, ModelIdentity
 from scheduler.runtime import loading
-from scheduler.runtime.forward import TransformersForward
+from scheduler.runtime.fixed_forward import FixableTransformers
+from scheduler.runtime.forward import Forward, TransformersForward
+from scheduler.runtime.graphs import GraphedForward, Record
 from scheduler.runtime.loading import LoadedModel
 from scheduler.runtime.torch_runner import Pair, TorchRunner
 from scheduler.sampling.rng import CounterRandomness
@@ -121,13 +123,11 @@ def build_pair(made: Made, device: torch.device, started: float) -> BuiltPair:
     return BuiltPair(target=target, draft=draft, figures=figures)
 
 
-def stand_runner(pair: BuiltPair, pool: PoolConfig) -> TorchRunner:
-    """A runner over the pair that PyTorch runs, each model with a K/V pool of its own."""
-    forwards = Pair(
-        target=TransformersForward(pair.target, pool),
-        draft=TransformersForward(pair.draft, pool),
-        vocabulary=pair.target.head.vocabulary,
-    )
+def stand_runner(pair: BuiltPair, pool: PoolConfig, record: Record | None) -> TorchRunner:
+    """A runner over the pair that PyTorch runs, each model with a K/V pool of its own. `record`
+    records the models' calls; None launches every one from the host."""
+    target, draft = (_forward(model, pool, record) for model in (pair.target, pair.draft))
+    forwards = Pair(target=target, draft=draft, vocabulary=pair.target.head.vocabulary)
     capabilities = Capabilities(
         target=pair.target.identity,
         draft=pair.draft.identity,
@@ -136,8 +136,15 @@ def stand_runner(pair: BuiltPair, pool: PoolConfig) -> TorchRunner:
         draft_max_positions=pair.draft.max_positions,
         device=str(pair.target.device),
         software=f"torch {torch.__version__}",
+        numerics=target.numerics,
     )
     return TorchRunner(forwards, capabilities, CounterRandomness(), time.perf_counter)
+
+
+def _forward(model: LoadedModel, pool: PoolConfig, record: Record | None) -> Forward:
+    if record is None:
+        return TransformersForward(model, pool)
+    return GraphedForward(FixableTransformers(model, pool), record)
 
 
 def free_memory() -> None:

@@ -18,8 +18,12 @@ def _blocks(report: Report) -> Iterator[str]:
     if report.contracts is not None:
         yield f"contracts {report.contracts.summary}"
     for runtime in dict.fromkeys(cell.runtime for cell in report.cells):
-        yield f"Through the engine, layers by {runtime}, temperature 1\n" + _cells(
-            tuple(cell for cell in report.cells if cell.runtime == runtime)
+        cells = tuple(cell for cell in report.cells if cell.runtime == runtime)
+        recorded = any(cell.eager_ms is not None for cell in cells)
+        calls = "replayed from recordings" if recorded else "launched from the host"
+        yield (
+            f"Through the engine, layers by {runtime}, model calls {calls}, temperature 1\n"
+            + _cells(cells)
         )
     if report.stock:
         yield "Stock vLLM, the same prompts and lengths\n" + _stock(report)
@@ -58,7 +62,7 @@ def _cells(cells: tuple[Cell, ...]) -> str:
     rows: list[Row] = [
         (
             *("at once", "K", "tokens/s", "of K 0", "mean K", "accepted", "round ms"),
-            *("verify rows", "ms", "of memory", "of compute", "host share"),
+            *("verify rows", "ms", "eager ms", "of memory", "of compute", "host share"),
         )
     ]
     plain = {cell.requests: cell.rate for cell in cells if cell.k == 0}
@@ -77,6 +81,7 @@ def _cell(cell: Cell, plain: float | None) -> Row:
         f"{cell.round_ms:.2f}",
         str(cell.verify.rows),
         f"{cell.verify.milliseconds:.2f}",
+        "" if cell.eager_ms is None else f"{cell.eager_ms:.2f}",
         _percent(cell.verify.memory_share),
         _percent(cell.verify.compute_share),
         _percent(cell.host_share),

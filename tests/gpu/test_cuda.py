@@ -7,10 +7,15 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from scheduler.config import PoolConfig
 from scheduler.runtime import loading
+from scheduler.runtime.cuda_graphs import GraphRecorder
+from scheduler.runtime.fixed_forward import FixableTransformers
 from scheduler.runtime.forward import TransformersForward
+from scheduler.runtime.graphs import GraphedForward
 from scheduler.runtime.linear import WideLinear, sums_widely
 from scheduler.runtime.loading import ModelSource, load_model
+from scheduler.runtime.rows import Segment, pack
 from scheduler.runtime.torch_runner import Pair, TorchRunner
 from scheduler.sampling.moving import flags, floats, integers
 from scheduler.sampling.rng import CounterRandomness
@@ -60,14 +65,23 @@ def folder(tmp_path_factory):
     return path
 
 
+def _recorded(model, pool):
+    return GraphedForward(FixableTransformers(model, pool), GraphRecorder(CUDA))
+
+
+@pytest.fixture(params=[TransformersForward, _recorded], ids=["eager", "recorded"])
+def make(request):
+    return request.param
+
+
 @pytest.fixture(params=["float32", "bfloat16"])
-def rig(folder, request):
+def rig(folder, request, make):
     settings = config()
     source = ModelSource(path_or_id=str(folder), offline=True)
     model = load_model(source, device=CUDA, dtype=request.param)
     pair = Pair(
-        target=TransformersForward(model, settings.target_pool),
-        draft=TransformersForward(model, settings.draft_pool),
+        target=make(model, settings.target_pool),
+        draft=make(model, settings.draft_pool),
         vocabulary=VOCABULARY,
     )
     runner = TorchRunner(pair, capabilities(), CounterRandomness(), time.perf_counter)
@@ -95,7 +109,8 @@ def test_the_host_waits_for_the_transfers_of_a_round_alone(rig, names, logprobs)
     drafted = 0
     while (work := rig.plan()) is not None:
         plan, jobs = work
-        rig.runner.run(plan)  # libraries may wait when a shape is new to them
+        for _ in range(2):  # libraries may wait when a shape is new to them, a recording does
+            rig.runner.run(plan)
         result, seen = waits(lambda plan=plan: rig.runner.run(plan))
         assert len(seen) == result.host_syncs, [str(each.filename) for each in seen]
         drafted += result.draft_rows
@@ -108,6 +123,67 @@ def test_host_values_arrive_without_a_wait():
     found, seen = waits(lambda: [integers(range(99), CUDA), floats([0.5], CUDA), flags([], CUDA)])
     assert seen == []
     assert [each.tolist() for each in found] == [list(range(99)), [0.5], []]
+
+
+# ---- recordings --------------------------------------------------------------------------------
+
+
+def test_a_replay_runs_on_what_the_buffers_hold_now():
+    record, ids = GraphRecorder(CUDA), torch.arange(4, device=CUDA)
+    with torch.inference_mode():
+        double, square = record(lambda: ids * 2), record(lambda: ids * ids)
+        for first in range(3):
+            ids.copy_(torch.arange(first, first + 4))
+            assert double().tolist() == [2 * n for n in range(first, first + 4)]
+            assert square().tolist() == [n * n for n in range(first, first + 4)]
+
+
+def test_a_launch_that_waits_is_refused_and_the_next_is_recorded():
+    record, ids = GraphRecorder(CUDA), torch.arange(4, device=CUDA)
+    with pytest.raises(RuntimeError, match="synchroniz"):
+        record(lambda: ids * int(ids.sum()))
+    assert torch.cuda.get_sync_debug_mode() == 0
+    assert record(lambda: ids + 1)().tolist() == [1, 2, 3, 4]
+
+
+def test_a_recording_that_breaks_off_leaves_the_device_as_it_was():
+    """What no warm-up shows: the host waits in a way that torch does not watch."""
+    record, ids = GraphRecorder(CUDA), torch.arange(4, device=CUDA)
+    kept = record(lambda: ids + 1)
+
+    def waiting():
+        found = ids * 3
+        torch.cuda.synchronize()
+        return found
+
+    with pytest.raises(RuntimeError):
+        record(waiting)
+    with pytest.raises(RuntimeError, match="an earlier recording broke off"):
+        record(lambda: ids)
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    assert kept().tolist() == [1, 2, 3, 4]
+    taken = [torch.full((1 << 20,), n, device=CUDA) for n in range(4)]
+    assert [int(each.sum()) >> 20 for each in taken] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_verify_and_draft_steps_of_every_k_are_replayed(folder, dtype):
+    source = ModelSource(path_or_id=str(folder), offline=True)
+    model = load_model(source, device=CUDA, dtype=dtype)
+    forward = _recorded(model, PoolConfig(blocks=64, block_size=16))
+    for number, rows in enumerate(range(1, 10), 1):
+        segments = [Segment(start=20, rows=rows, blocks=(2 * n, 2 * n + 1)) for n in range(5)]
+        packed = pack(segments, 16, CUDA)
+        ids = torch.arange(5 * rows, device=CUDA) % VOCABULARY
+        found = [forward.hidden(ids, packed) for _ in range(3)]
+        assert forward.recorded == number
+        wanted = forward.inner.hidden(ids, packed)
+        limit = {"float32": 2e-5, "bfloat16": 0.1}[dtype] * float(wanted.abs().max())
+        for each in found:
+            assert (each - wanted).abs().max() <= limit
+
+
+# ---- products ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [1, 5, 640])

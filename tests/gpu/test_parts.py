@@ -24,6 +24,7 @@ from tests.gpu.table import render
 from tests.gpu.throughput import BLOCK_SIZE, engine_config, measure, torch_serving, vllm_serving
 from tests.gpu.verify_step import Call, least_work
 from tests.oracles.forwards import need_vllm, unwarned
+from tests.oracles.recorded import Recordings
 
 CPU = torch.device("cpu")
 LIMITS = Limits(source="here", bandwidth=1e10, compute=1e11)
@@ -119,6 +120,7 @@ def test_flags_and_the_variable(monkeypatch, tmp_path):
     assert (tiny.shape, tiny.requests, tiny.stages) == (TINY, (1, 2), ("vllm",))
     assert str(tiny.out) == "there"
     assert tiny.seconds < Options().seconds <= 8 * 60
+    assert read_options(["--enforce-eager"]).enforce_eager
     with pytest.raises(SystemExit):
         read_options(["--stages", "sleep"])
 
@@ -245,6 +247,7 @@ def _cell(k, rate):
         mean_k=1.5,
         acceptance=None,
         verify=step,
+        eager_ms=None,
         host_share=None,
     )
 
@@ -281,8 +284,34 @@ def test_the_table_has_the_ratios_and_what_was_left_out():
     assert text.endswith("skipped: this: that")
 
 
+def test_the_table_says_how_model_calls_were_made():
+    host = render(_report(cells=(_cell(0, 40.0),)))
+    assert "layers by torch, model calls launched from the host," in host
+    replayed = render(_report(cells=(replace(_cell(0, 40.0), eager_ms=3.25),)))
+    assert "layers by torch, model calls replayed from recordings," in replayed
+    assert ["8", "0", "40.0", "1.00", "1.50", "4.00", "8", "2.00", "3.25", "50.0", "%"] in [
+        line.split()[:11] for line in replayed.splitlines()
+    ]
+
+
 def test_a_report_of_nothing_is_a_table_too():
     assert render(_report()).startswith("d  chip  c\n")
+
+
+# ---- recorded calls ------------------------------------------------------------------------------
+
+
+def test_recorded_calls_are_served_and_their_verify_step_is_timed_both_ways(pair):
+    options = Options(tiny=True, shape=TINY, requests=(2,), tokens=6, prompt_tokens=8, repeats=1)
+    recordings = Recordings()
+    # No profile fits, so that auto is left out.
+    budget = Budget(2 * options.profile_seconds - 1.0, time.perf_counter)
+    serving = torch_serving(options, pair, recordings.record)
+    cells = measure(options, serving, LIMITS, budget)
+    assert [cell.tokens for cell in cells] == [12, 12]
+    assert all(cell.eager_ms > 0 for cell in cells)
+    assert recordings.replays > recordings.recorded > 2
+    assert serving.runner.capabilities().numerics == "plain, padded"
 
 
 # ---- stock vLLM ----------------------------------------------------------------------------------

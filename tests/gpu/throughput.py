@@ -18,6 +18,7 @@ from scheduler.profiling import profile_costs
 from scheduler.rehearsal import Rehearsal, Shape
 from scheduler.request import Verifier
 from scheduler.runtime.create import PairOptions, create_runner
+from scheduler.runtime.graphs import GraphedForward, Record
 from scheduler.runtime.loading import ModelSource
 from scheduler.runtime.torch_runner import TorchRunner
 from tests.bench.k.reduction import free_choices
@@ -26,7 +27,7 @@ from tests.bench.prompts import random_prompts
 from tests.bench.reduction import arm
 from tests.gpu.budget import Budget, say
 from tests.gpu.device_time import busy_seconds
-from tests.gpu.figures import Cell, Limits
+from tests.gpu.figures import Cell, Limits, Step
 from tests.gpu.options import Options
 from tests.gpu.pair import BuiltPair, stand_runner
 from tests.gpu.verify_step import Call, Work, least_work, time_step
@@ -96,13 +97,14 @@ def measure(options: Options, serving: Serving, limits: Limits, budget: Budget) 
     return asyncio.run(_cells(subject, budget))
 
 
-def torch_serving(options: Options, pair: BuiltPair) -> Serving:
-    """PyTorch's layers over the built pair, with pools for the widest load."""
+def torch_serving(options: Options, pair: BuiltPair, record: Record | None = None) -> Serving:
+    """PyTorch's layers over the built pair, with pools for the widest load; `record` records the
+    models' calls."""
     each = -(-options.max_model_len // BLOCK_SIZE)
     pool = PoolConfig(blocks=max(options.requests) * each, block_size=BLOCK_SIZE)
     return Serving(
         runtime="torch",
-        runner=stand_runner(pair, pool),
+        runner=stand_runner(pair, pool, record),
         config=engine_config(options, pool),
         work=partial(least_work, options.shape, pair.target),
     )
@@ -121,6 +123,7 @@ def vllm_serving(options: Options, folder: Path, work: Callable[[Call], Work]) -
             # Whole blocks for each request, whatever vLLM's are.
             max_model_len=-(-options.max_model_len // _LARGEST_BLOCK) * _LARGEST_BLOCK,
             max_requests=max(options.requests),
+            enforce_eager=options.enforce_eager,
         ),
         _CLOCK,
     )
@@ -219,6 +222,7 @@ def _reduced(subject: _Subject, way: tuple[int, int | None], run: Run) -> Cell:
     reached = sum(place.reached for place in positions)
     drafts = round(mean_k) if k is None else k
     call = Call(requests=requests, k=drafts, context=subject.options.prompt_tokens)
+    verify, eager = _steps(subject, call)
     return Cell(
         runtime=subject.serving.runtime,
         requests=requests,
@@ -229,15 +233,19 @@ def _reduced(subject: _Subject, way: tuple[int, int | None], run: Run) -> Cell:
         round_ms=figures.parts_ms.round,
         mean_k=mean_k,
         acceptance=sum(place.accepted for place in positions) / reached if reached else None,
-        verify=time_step(
-            subject.runner._pair.target,
-            call,
-            subject.serving.work(call),
-            subject.limits,
-            subject.options.repeats,
-        ),
+        verify=verify,
+        eager_ms=None if eager is None else eager.milliseconds,
         host_share=_host_share(subject, call, figures.parts_ms.round, figures.host_share),
     )
+
+
+def _steps(subject: _Subject, call: Call) -> tuple[Step, Step | None]:
+    """A verify step as it is served, and launched from the host where it is served recorded."""
+    target = subject.runner._pair.target
+    ways = (target, target.inner) if isinstance(target, GraphedForward) else (target,)
+    work, repeats = subject.serving.work(call), subject.options.repeats
+    served, *eager = (time_step(way, call, work, subject.limits, repeats) for way in ways)
+    return served, eager[0] if eager else None
 
 
 def _host_share(subject: _Subject, call: Call, round_ms: float, outside: float) -> float | None:

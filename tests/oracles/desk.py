@@ -43,6 +43,9 @@ class Gate:
     def memory_bytes(self):
         return self._runner.memory_bytes()
 
+    def failure(self):
+        return self._runner.failure()
+
     def run(self, plan):
         self.rounds += 1
         self.entered.release()
@@ -78,6 +81,21 @@ class Breaks(Gate):
         if plan.round_id == self._number:
             raise RuntimeError("out of memory")
         return super().run(plan)
+
+
+class Gone(Gate):
+    """A runner whose device is lost once it is told: no further round can run."""
+
+    lost = None
+
+    def failure(self):
+        return self.lost
+
+    def run(self, plan):
+        result = super().run(plan)
+        if self.lost is not None:
+            raise RuntimeError("the device does not answer")
+        return result
 
 
 class Paced(Gate):

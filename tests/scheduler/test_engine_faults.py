@@ -11,7 +11,7 @@ from scheduler.config import PoolConfig
 from scheduler.errors import EngineBusy
 from scheduler.request import FinishReason
 from scheduler.stats import CommitOutcome
-from tests.oracles.desk import MIXED, Breaks, Desk, Poisoned, desk, outcome, outcomes
+from tests.oracles.desk import MIXED, Breaks, Desk, Gone, Poisoned, desk, outcome, outcomes
 from tests.oracles.rig import BLOCK, NOISE, TARGET, TOKEN, config, expected, letters, request
 
 pytestmark = pytest.mark.anyio
@@ -186,4 +186,35 @@ async def test_a_loop_that_dies_ends_every_subscription():
     assert "ZeroDivisionError" in health.error
     with pytest.raises(EngineBusy):
         d.ask(request(2))
+    await asyncio.wait_for(d.engine.stop(grace=1.0), 60)
+
+
+async def test_a_runner_that_is_gone_takes_its_requests_along():
+    """None of them is tried again, alone or with others."""
+    d = Desk(runner=Gone)
+    await d.engine.start()
+    d.runner.open.clear()
+    subscriptions = d.ask(*MIXED)
+    await d.runner.reached()
+    d.runner.lost = "a process died"
+    d.runner.open.set()
+    for tokens, _, finish in await outcomes(subscriptions):
+        assert (tokens, finish) == ([], None)
+    assert d.runner.rounds == 1
+    health = d.engine.health()
+    assert not health.alive
+    assert "the device does not answer" in health.error
+    await asyncio.wait_for(d.engine.stop(grace=1.0), 60)
+
+
+async def test_a_runner_that_goes_while_nothing_runs_is_told_at_once():
+    d = Desk(runner=Gone)
+    await d.engine.start()
+    assert d.engine.accepting
+    assert d.engine.health().alive
+    d.runner.lost = "a process died"
+    assert not d.engine.accepting
+    assert (d.engine.health().alive, d.engine.health().error) == (False, "a process died")
+    with pytest.raises(EngineBusy):
+        d.ask(request(1))
     await asyncio.wait_for(d.engine.stop(grace=1.0), 60)

@@ -95,6 +95,17 @@ def test_an_engine_that_no_longer_comes_round_is_not_healthy(
     assert client.get("/health").status_code == status
 
 
+def test_a_runner_that_is_gone_makes_it_neither_ready_nor_healthy():
+    with running() as world, httpx.Client(base_url=world.url) as client:
+        paths = ("/ready", "/health")
+        assert [client.get(path).status_code for path in paths] == [200, 200]
+        world.runner.lost = "one of the pair's processes died"
+        assert [client.get(path).status_code for path in paths] == [503, 503]
+        asked = client.post("/v1/completions", json={"prompt": "x"})
+        assert asked.status_code == 503
+        assert "processes" not in asked.text
+
+
 def test_how_long_a_round_may_take_can_be_set():
     engine = _Engine(alive=True)
     backend = Backend(heartbeat_seconds=5)

@@ -3,8 +3,11 @@
 import os
 import subprocess
 import sys
+import threading
+import time
 
 import httpx
+import psutil
 import pytest
 
 from tests.oracles.forwards import need_vllm
@@ -48,6 +51,37 @@ def test_a_chat_completion_is_that_of_the_other_runtime():
     assert "WARNING" not in log
     wanted, _ = answer("torch")
     assert found["choices"] == wanted["choices"]
+
+
+@pytest.mark.slow
+def test_a_server_whose_worker_died_is_neither_ready_nor_healthy():
+    """The stream that was open ends with an error."""
+    need_vllm()
+    process = start("--runtime", "vllm", "--tensor-parallel", "2")
+    try:
+        url = process.stdout.readline().split()[-1]
+        assert statuses(url) == [200, 200]
+        asked = {"prompt": "The river", "max_tokens": 900, "stream": True, "ignore_eos": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=asked, timeout=60) as reply:
+            lines = reply.iter_lines()
+            assert "choices" in next(lines)
+            children = psutil.Process(process.pid).children(recursive=True)
+            next(each for each in children if each.name() == "VLLM::Worker_TP1").kill()
+            *_, last = [line for line in lines if line and "[DONE]" not in line]
+        assert "error" in last
+        ends = time.monotonic() + 20
+        while statuses(url) != [503, 503]:
+            assert time.monotonic() < ends
+            threading.Event().wait(0.05)
+    finally:
+        process.terminate()
+        _, log = process.communicate(timeout=60)
+    assert process.returncode == 0, log
+    assert "died unexpectedly" in log
+
+
+def statuses(url):
+    return [httpx.get(f"{url}{path}").status_code for path in ("/ready", "/health")]
 
 
 @pytest.mark.slow

@@ -33,6 +33,9 @@ class Broken:
     def capabilities(self):
         return self._runner.capabilities()
 
+    def failure(self):
+        return self._runner.failure()
+
     def run(self, plan):
         raise RuntimeError("expected all tensors to be on the same device")
 

@@ -64,6 +64,10 @@ class ScriptedRunner:
         self.plans: list[RoundPlan] = []
         self._end = end
         self._vocabulary = vocabulary
+        self.lost: str | None = None
+
+    def failure(self) -> str | None:
+        return self.lost
 
     def run(self, plan: RoundPlan) -> RoundResult:
         self.before_round()

@@ -109,3 +109,7 @@ class PatientRunner:
     def memory_bytes(self) -> int:
         """The runner's."""
         return self._runner.memory_bytes()
+
+    def failure(self) -> str | None:
+        """The runner's."""
+        return self._runner.failure()

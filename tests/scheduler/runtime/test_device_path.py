@@ -14,7 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from scheduler.plan import DeviceDraft, HostDraft, Layout
 from scheduler.runtime import loading
+from scheduler.runtime.fixed_forward import FixableTransformers
 from scheduler.runtime.forward import TransformersForward
+from scheduler.runtime.graphs import GraphedForward
 from scheduler.runtime.head import OutputHead
 from scheduler.runtime.llama_decoder import LlamaDecoder
 from scheduler.runtime.loading import LoadedModel
@@ -54,7 +56,7 @@ class HostWaits(Exception):
     """The host asked for values; the message is the function that did."""
 
 
-def _forward(settings, dtype):
+def _model(dtype):
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     with META:
         made = LlamaForCausalLM(
@@ -62,7 +64,7 @@ def _forward(settings, dtype):
                 vocab_size=VOCABULARY, num_attention_heads=4, num_key_value_heads=2, **shape
             )
         ).to(dtype)
-    model = LoadedModel(
+    return LoadedModel(
         identity=identity(),
         decoder=LlamaDecoder(made, half=False),
         head=OutputHead(made, half=False),
@@ -72,15 +74,28 @@ def _forward(settings, dtype):
         device=META,
         deviation=0.0,
     )
-    return TransformersForward(model, settings)
+
+
+def _eager(model, pool):
+    return TransformersForward(model, pool)
+
+
+def _fixed(model, pool):
+    """Calls of fixed shapes, filled and launched as a recorder has it."""
+    return GraphedForward(FixableTransformers(model, pool), lambda launch: launch)
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=str)
-def runner(request):
-    settings = config()
+def dtype(request):
+    return request.param
+
+
+@pytest.fixture(params=[_eager, _fixed], ids=["eager", "fixed"])
+def runner(request, dtype):
+    settings, make = config(), request.param
     pair = Pair(
-        target=_forward(settings.target_pool, request.param),
-        draft=_forward(settings.draft_pool, request.param),
+        target=make(_model(dtype), settings.target_pool),
+        draft=make(_model(dtype), settings.draft_pool),
         vocabulary=VOCABULARY,
     )
     return TorchRunner(pair, capabilities(), CounterRandomness(), time.perf_counter)

@@ -224,8 +224,11 @@ class Crooked:
         self._decoder = decoder
         self._spoil = spoil
 
-    def hidden(self, token_ids, rows, attention):
-        return self._spoil(self._decoder.hidden(token_ids, rows, attention))
+    def reach(self, positions):
+        self._decoder.reach(positions)
+
+    def hidden(self, token_ids, positions, attention):
+        return self._spoil(self._decoder.hidden(token_ids, positions, attention))
 
     def weight_bytes(self):
         return self._decoder.weight_bytes()

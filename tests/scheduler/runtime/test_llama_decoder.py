@@ -44,7 +44,9 @@ def test_heads_turn_by_their_absolute_position(dtype, start):
         1.5 * (second * angles.cos() + first * angles.sin()),
     )
     found = heads[:, :, pair_order(8)].contiguous()
-    rotate_(found, Rotation(frequencies, 1.5).factors(rows))
+    rotation = Rotation(frequencies, 1.5)
+    rotation.reach(start + 3)
+    rotate_(found, rotation.factors(rows.positions))
     expected = torch.cat(turned, -1)[:, :, pair_order(8)]
     # Float32 angles are exact to 2^-24 of the position.
     precision = 3e-3 if dtype is torch.float32 else 4e-2

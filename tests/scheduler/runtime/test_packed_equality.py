@@ -14,7 +14,7 @@ from tests.scheduler.runtime.packed_world import CPU, Oracle, PackedWorld
 LIMIT = 5e-4
 
 
-def _mixed_run(world: PackedWorld, limit: float) -> None:
+def mixed_run(world: PackedWorld, limit: float) -> None:
     """Prefill in chunks beside verification rows of 1 to 9, rejections, catch-up, a long one."""
     draw, requests = world.draw, len(world.requests)
     world.check({0: draw(190), 1: draw(33), 2: draw(5), 3: draw(1)}, {}, limit)
@@ -34,7 +34,7 @@ def test_packed_rows_equal_the_model_alone(name, source, checkpoints):
     model = load_model(source(name), device=CPU)
     assert model.identity.dtype == f"float32+{'modules' if 'gemma' in name else 'lean'}"
     world = PackedWorld(model, Oracle(checkpoints[name]), [300, *[130] * 7], block_size=4, seed=3)
-    _mixed_run(world, LIMIT)
+    mixed_run(world, LIMIT)
     assert world.checked > 600
     print(f"{name} {model.identity.dtype}: {world.checked} rows, worst {world.worst:.2g}")
 
@@ -45,7 +45,7 @@ def test_the_module_path_serves_the_llama_family_too(name, source, checkpoints, 
     model = load_model(source(name), device=CPU)
     assert isinstance(model.decoder, ModuleDecoder)
     world = PackedWorld(model, Oracle(checkpoints[name]), [300, *[130] * 7], block_size=16, seed=5)
-    _mixed_run(world, LIMIT)
+    mixed_run(world, LIMIT)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

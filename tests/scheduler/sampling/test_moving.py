@@ -20,8 +20,6 @@ EXEMPT = {
     f"scheduler.{name}"
     for name in ("runtime.loading", "runtime.invariant", "runtime.linear", "sampling.moving")
 }
-# Not yet: its tables go over unpinned, which may wait once a call.
-EXEMPT.add("scheduler.runtime.vllm_forward")
 # Their results have a size or a value that the host must know before it goes on.
 WAITING = {"item", "nonzero", "bincount", "masked_select", "unique", "argwhere", "cpu"}
 
