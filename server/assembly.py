@@ -46,6 +46,8 @@ __all__ = ["Loaded", "build_engine", "load", "round_costs", "serving_over", "set
 logger = logging.getLogger(__name__)
 
 _WARM_TOKENS = 8
+# Every vocabulary has it, and a tokenizer may have no token to begin with.
+_WARM_PROMPT = (0,)
 _VLLM_CHOICES = tuple(each.name for each in fields(VllmChoices))
 
 
@@ -152,9 +154,7 @@ async def warm_up(loaded: Loaded) -> None:
     client waits for no lazy initialisation and no counter has moved."""
     engine = build_engine(loaded, _NoStats())
     await engine.start()
-    tokenizer = loaded.tokenizer
-    prompt = tokenizer.begun((await tokenizer.encode([""], special=True))[0])
-    requests = [_warm_request(engine, loaded, prompt, temperature) for temperature in (0.0, 1.0)]
+    requests = [_warm_request(engine, loaded, temperature) for temperature in (0.0, 1.0)]
     error: str | None = None
     for subscription in engine.submit(requests):
         async for event in subscription:
@@ -208,6 +208,7 @@ def _cost_key(
         "block_size": config.target_pool.block_size,
         "pack_weights": settings.pack_weights,
         "threads": settings.tensor_threads,
+        "distributed_executor_backend": settings.distributed_executor_backend,
         "seconds": settings.profile_seconds,
         "processor": processor(),
         "processors": len(os.sched_getaffinity(0)),
@@ -223,13 +224,11 @@ class _NoStats:
     def finished(self, finished: FinishedStats) -> None: ...
 
 
-def _warm_request(
-    engine: Engine, loaded: Loaded, prompt: tuple[int, ...], temperature: float
-) -> Request:
-    room = loaded.config.max_model_len - len(prompt)
+def _warm_request(engine: Engine, loaded: Loaded, temperature: float) -> Request:
+    room = loaded.config.max_model_len - len(_WARM_PROMPT)
     return Request(
         request_id=engine.next_request_id(),
-        prompt=prompt,
+        prompt=_WARM_PROMPT,
         sampling=SamplingParams(temperature=temperature, seed=0),
         # Whatever would be chosen, the draft model is to run once.
         speculation=Speculation(k=loaded.config.k, proposer=loaded.config.proposer),

@@ -207,6 +207,8 @@ class _Process:
         settings = self._settings
         assembly = await asyncio.to_thread(importlib.import_module, "server.assembly")
         loaded: Loaded = await asyncio.to_thread(assembly.load, settings)
+        # Ray puts a handler below Python's own that aborts the process three seconds later.
+        self._take_signals()
         await assembly.warm_up(loaded)
         sink = await asyncio.to_thread(self._sink, loaded)
         engine: Engine = assembly.build_engine(loaded, sink)

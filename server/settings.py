@@ -104,6 +104,10 @@ class Settings(BaseSettings):
     draft_tensor_parallel: Count = Field(
         1, description="the same for the draft: 1 (whole in each of them) or as many"
     )
+    distributed_executor_backend: Literal["mp", "ray"] = Field(
+        "mp",
+        description="what starts those processes: vLLM here, or Ray on a GPU (needs the extra ray)",
+    )
     quantization: str | None = Field(
         None, description="vLLM's name of how the target's weights are held (runtime=vllm)"
     )

@@ -1,7 +1,7 @@
 """Decides whether vLLM runs the models, and with which options, before anything of it loads.
 
-It knows which release the code beside it was written for. It imports nothing of vLLM: that takes
-seconds, and is missing on most machines.
+It knows which release the code beside it was written for. It imports nothing of vLLM or Ray: that
+takes seconds, and they are missing on most machines.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -14,6 +14,7 @@ from scheduler.errors import ConfigRefused
 from scheduler.runtime.loading import DtypeChoice
 
 RuntimeChoice = Literal["auto", "torch", "vllm"]
+ExecutorChoice = Literal["mp", "ray"]
 
 RELEASE = "0.32"
 # The build for GPUs and the one for CPUs are packages of different names.
@@ -29,13 +30,15 @@ _STEP = {"cuda": 16, "cpu": 32}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmOptions:
     """How vLLM loads one model. `quantization` and `kv_cache_dtype` are vLLM's own names; None and
-    "auto" leave them to the checkpoint. `ranks` processes hold the model between them."""
+    "auto" leave them to the checkpoint. `ranks` processes hold the model between them, where they
+    are more than one; vLLM's own `executor` of that name starts them."""
 
     dtype: DtypeChoice
     block_size: int
     quantization: str | None = None
     kv_cache_dtype: str = "auto"
     ranks: int = 1
+    executor: ExecutorChoice = "mp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,25 +48,30 @@ class VllmChoices:
 
     tensor_parallel: int = 1
     draft_tensor_parallel: int = 1
+    distributed_executor_backend: ExecutorChoice = "mp"
     quantization: str | None = None
     draft_quantization: str | None = None
     kv_cache_dtype: str | None = None
     draft_kv_cache_dtype: str | None = None
 
     def of_pair(self, dtype: DtypeChoice, block_size: int) -> tuple[VllmOptions, VllmOptions]:
-        """The options of target and draft. Raises ConfigRefused for a split that vLLM has not."""
+        """The options of target and draft. Raises ConfigRefused for a split that vLLM has not, and
+        for processes that nothing is there to start."""
         ranks, split = self.tensor_parallel, self.draft_tensor_parallel
         if split not in {1, ranks}:
             raise ConfigRefused(
                 f"draft_tensor_parallel={split}, tensor_parallel={ranks}: a draft is split over 1 "
                 "or all of the target's ranks"
             )
+        if self.distributed_executor_backend == "ray":
+            _check_ray(ranks)
         whole = VllmOptions(
             dtype=dtype,
             block_size=block_size,
             quantization=self.quantization,
             kv_cache_dtype=self.kv_cache_dtype or "auto",
             ranks=ranks,
+            executor=self.distributed_executor_backend,
         )
         draft = replace(
             whole,
@@ -83,12 +91,7 @@ class VllmChoices:
 
 def vllm_version() -> str | None:
     """The version of the vLLM that is installed, None where there is none."""
-    for package in _PACKAGES:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            continue
-    return None
+    return _version(*_PACKAGES)
 
 
 def uses_vllm(choice: RuntimeChoice, device: torch.device) -> bool:
@@ -120,3 +123,26 @@ def vllm_block_size(asked: int | None, device: torch.device) -> int:
             f"block_size={asked}, runtime=vllm: on {device.type} vLLM takes multiples of {step}"
         )
     return asked or step
+
+
+def _check_ray(ranks: int) -> None:
+    if ranks == 1:
+        raise ConfigRefused(
+            "distributed_executor_backend=ray, tensor_parallel=1: Ray starts the processes that a "
+            "model is split over, and it is not split"
+        )
+    if _version("ray") is None:
+        raise ConfigRefused(
+            "distributed_executor_backend=ray: Ray is not installed; "
+            "pip install 'fencepost[ray]', or set distributed_executor_backend=mp"
+        )
+
+
+def _version(*packages: str) -> str | None:
+    """The version of the first of them that is installed."""
+    for package in packages:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    return None

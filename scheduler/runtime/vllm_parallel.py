@@ -1,7 +1,7 @@
 """A pair that several processes hold between them, behind one runner, by vLLM's own executor.
 
-It starts the processes, has them load, and sends plans. What they do with a plan is `vllm_worker`'s
-business; it knows no layers and no rows.
+It starts the processes, or has Ray start them, has them load, and sends plans. What they do with a
+plan is `vllm_worker`'s business; it knows no layers and no rows.
 """
 
 import atexit
@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 import vllm.envs
+from vllm.platforms import current_platform
 from vllm.v1.executor import Executor
 
 from scheduler.config import PoolConfig
-from scheduler.errors import ModelRefused
+from scheduler.errors import ConfigRefused, ModelRefused
 from scheduler.plan import RoundPlan, RoundResult
 from scheduler.runner import Capabilities
 from scheduler.runtime.loading import ModelSource
@@ -59,7 +60,8 @@ class ParallelRunner:
         return self._memory
 
     def close(self) -> None:
-        """End the processes. They end with this one in any case."""
+        """End the processes. They end with this one in any case. A place that Ray set aside for one
+        stays so until this process ends."""
         self._executor.shutdown()
 
 
@@ -76,8 +78,15 @@ class ParallelPair:
     ) -> None:
         """With `enforce_eager` nothing is recorded and replayed, on a GPU either.
 
-        Raises ConfigRefused when the vLLM that is installed cannot run on `device`."""
+        Raises ConfigRefused when the vLLM that is installed cannot run on `device`, or not by the
+        executor that was asked for.
+        """
         check_device(device)
+        if target.executor == "ray" and not current_platform.ray_device_key:
+            raise ConfigRefused(
+                f"device={device.type}, distributed_executor_backend=ray: vLLM knows no name that "
+                "Ray has for it; set distributed_executor_backend=mp"
+            )
         self.block_size = target.block_size
         self.software = software
         self._device = device
@@ -91,7 +100,7 @@ class ParallelPair:
             self._device,
             self._target_options,
             {
-                "distributed_executor_backend": "mp",
+                "distributed_executor_backend": self._target_options.executor,
                 "worker_extension_cls": _EXTENSION,
                 "kv_cache_memory_bytes": _ITS_KV_BYTES,
             },

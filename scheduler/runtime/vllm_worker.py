@@ -122,7 +122,8 @@ class RoundWorker:
     def _load_draft(self, source: ModelSource, options: VllmOptions) -> VllmModel:
         """The draft under a configuration of its own; whole in each process where one rank is to
         hold it."""
-        config = configure(source, self.device, options, {"distributed_executor_backend": "mp"})
+        backend = {"distributed_executor_backend": options.executor}
+        config = configure(source, self.device, options, backend)
         config.parallel_config.rank = self.vllm_config.parallel_config.rank
         inside = nullcontext if options.ranks > 1 else _alone()
         with set_current_vllm_config(config), inside():

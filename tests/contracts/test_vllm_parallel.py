@@ -1,21 +1,29 @@
-"""A pair over two processes: the same texts as one process gives, and integers between them."""
+"""A pair over two processes: the same texts as one process gives, and integers between them.
+
+Whoever starts the processes, vLLM itself or Ray.
+"""
 
 import dataclasses
 import enum
 import functools
+import importlib
 import time
 from collections.abc import Mapping, Sequence, Set
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
 from deploy.pair import DRAFT, TARGET
 from scheduler.errors import ConfigRefused, ModelRefused
+from scheduler.runtime import vllm_choice
 from scheduler.runtime.create import PairOptions, create_runner
 from scheduler.runtime.loading import ModelSource
 from scheduler.runtime.vllm_choice import VllmChoices
 from tests.identity.test_embedded_pair import engine_config, make_requests
 from tests.oracles.driver import run_requests
 from tests.oracles.forwards import need_vllm, unwarned
+from tests.oracles.local_ray import local_ray
 from tests.oracles.pair_texts import load_reference, read
 
 pytestmark = pytest.mark.timeout(600)
@@ -38,11 +46,30 @@ def load(draft_ranks=1, draft=True, **choices):
         return create_runner(options, time.perf_counter)
 
 
-@pytest.fixture(scope="module", params=[1, RANKS])
+@pytest.fixture(scope="module")
+def ray():
+    with local_ray() as joined:
+        yield joined
+
+
+@contextmanager
+def serving(request, executor, draft_ranks):
+    """A pair in processes that this executor started."""
+    if executor == "ray":
+        request.getfixturevalue("ray")
+    loaded = load(draft_ranks, distributed_executor_backend=executor)
+    try:
+        yield loaded
+    finally:
+        loaded.runner.close()
+
+
+@pytest.fixture(
+    scope="module", params=[("mp", 1), ("mp", RANKS), ("ray", RANKS)], ids="{0[0]}-{0[1]}".format
+)
 def pair(request):
-    loaded = load(request.param)
-    yield loaded
-    loaded.runner.close()
+    with serving(request, *request.param) as loaded:
+        yield loaded
 
 
 @pytest.fixture(scope="module")
@@ -135,21 +162,44 @@ def plain(record):
 
 
 @pytest.mark.slow
-def test_a_process_that_is_gone_breaks_the_round():
-    pair = load(draft=False)
-    assert pair.runner.failure() is None
-    pair.runner._executor.workers[1].proc.kill()
-    pair.runner._executor.workers[1].proc.join(20)
-    with pytest.raises(RuntimeError, match="the pair's processes: "):
-        pair.runner.run(None)
-    assert pair.runner.failure() == "one of the pair's processes died"
-    pair.runner.close()
+@pytest.mark.parametrize("executor", ["mp", "ray"])
+def test_a_process_that_is_gone_breaks_the_round(executor, request):
+    with serving(request, executor, draft_ranks=1) as pair:
+        plans = []
+        run = pair.runner.run
+        runner = SimpleNamespace(
+            capabilities=pair.runner.capabilities,
+            run=lambda plan: (plans.append(plan), run(plan))[1],
+            failure=lambda: None,
+        )
+        run_requests(engine_config(pair), runner, make_requests(pair, 0.0, seed=3)[:2])
+        run(plans[0])
+        assert pair.runner.failure() is None
+        processes = pair.runner._executor
+        if executor == "ray":
+            request.getfixturevalue("ray").kill(processes.ray_worker_handles[1].actor)
+        else:
+            processes.workers[1].proc.kill()
+        with pytest.raises(RuntimeError, match="the pair's processes: "):
+            run(plans[0])
+        assert pair.runner.failure() == "one of the pair's processes died"
 
 
 def test_a_split_that_vllm_has_not_is_refused_by_name():
     said = "draft_tensor_parallel=3, tensor_parallel=2: a draft is split over 1 or all"
     with pytest.raises(ConfigRefused, match=said):
         load(draft_ranks=3)
+
+
+@pytest.mark.slow
+def test_vllm_asks_ray_for_no_device_that_it_has_no_name_for(monkeypatch):
+    need_vllm()
+    monkeypatch.setattr(vllm_choice, "_version", lambda *packages: "0.32.0")
+    platform = importlib.import_module("vllm.platforms.cpu").CpuPlatform
+    monkeypatch.setattr(platform, "ray_device_key", "")
+    said = "device=cpu, distributed_executor_backend=ray: vLLM knows no name that Ray has for it"
+    with pytest.raises(ConfigRefused, match=said):
+        load(distributed_executor_backend="ray")
 
 
 @pytest.mark.slow

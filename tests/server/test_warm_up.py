@@ -6,22 +6,10 @@ import pytest
 
 from scheduler.errors import ModelRefused
 from server.assembly import warm_up
+from server.errors import ApiError
 from server.tokenizer import TokenizerService
 from tests.oracles.rig import config, tabular_runner
 from tests.oracles.vocabularies import make_byte_tokenizer
-
-
-class Tokens:
-    """What the warm-up asks of a tokenizer."""
-
-    def __init__(self):
-        self.pieces = TokenizerService(make_byte_tokenizer(), frozenset()).pieces
-
-    async def encode(self, texts, *, special):
-        return [(1, 2, 3) for _ in texts]
-
-    def begun(self, tokens):
-        return tokens
 
 
 class Broken:
@@ -44,7 +32,8 @@ def loaded(wrap):
     settings = config()
     runner, _, _ = tabular_runner(settings)
     pair = SimpleNamespace(runner=wrap(runner))
-    return SimpleNamespace(config=settings, pair=pair, tokenizer=Tokens(), costs=None)
+    tokenizer = TokenizerService(make_byte_tokenizer(), frozenset())
+    return SimpleNamespace(config=settings, pair=pair, tokenizer=tokenizer, costs=None)
 
 
 @pytest.mark.anyio
@@ -56,3 +45,12 @@ async def test_a_runner_that_breaks_is_refused():
 @pytest.mark.anyio
 async def test_a_runner_that_runs_is_taken():
     await warm_up(loaded(lambda runner: runner))
+
+
+@pytest.mark.anyio
+async def test_a_tokenizer_without_a_token_to_begin_with_is_no_obstacle():
+    """Its clients have to send a prompt that is not empty; the server comes up."""
+    one = loaded(lambda runner: runner)
+    with pytest.raises(ApiError, match="no token to begin with"):
+        one.tokenizer.begun(())
+    await warm_up(one)

