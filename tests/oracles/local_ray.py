@@ -13,6 +13,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
@@ -31,8 +32,12 @@ _ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
 }
-# For the ranks, each of which would take all cores.
-_OF_RANKS = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+# For the ranks, each of which would take all cores. Their hook is imported from this checkout.
+_OF_RANKS = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(Path(__file__).parents[2]),
+}
 
 
 def need_ray():
