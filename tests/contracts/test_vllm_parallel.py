@@ -32,12 +32,18 @@ SEED = 20261130
 
 
 def load(draft_ranks=1, draft=True, **choices):
+    """The embedded pair in as many processes as there are ranks."""
+    split = {"tensor_parallel": RANKS, "draft_tensor_parallel": draft_ranks}
+    return create(VllmChoices(**split, **choices), draft=draft)
+
+
+def create(choices, draft=True):
     need_vllm()
     options = PairOptions(
         target=ModelSource(path_or_id=str(TARGET), offline=True),
         draft=ModelSource(path_or_id=str(DRAFT), offline=True) if draft else None,
         runtime="vllm",
-        vllm=VllmChoices(tensor_parallel=RANKS, draft_tensor_parallel=draft_ranks, **choices),
+        vllm=choices,
         device="cpu",
         max_model_len=256,
         max_requests=32,
@@ -75,17 +81,7 @@ def pair(request):
 @pytest.fixture(scope="module")
 def whole():
     """The same pair in this process."""
-    need_vllm()
-    options = PairOptions(
-        target=ModelSource(path_or_id=str(TARGET), offline=True),
-        draft=ModelSource(path_or_id=str(DRAFT), offline=True),
-        runtime="vllm",
-        device="cpu",
-        max_model_len=256,
-        max_requests=32,
-    )
-    with unwarned():
-        return create_runner(options, time.perf_counter)
+    return create(VllmChoices())
 
 
 @pytest.fixture(scope="module")
