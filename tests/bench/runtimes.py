@@ -1,7 +1,8 @@
 """This server on PyTorch and on vLLM's layers beside vLLM's own server: one pair, the same load.
 
-All of them answer the same prompts over HTTP, in a closed loop, one server after another. vLLM's
-own runs with its defaults, without speculation and with its draft-model speculation, for which
+All of them are up at once and take turns at the same prompts, over HTTP and in a closed loop: what
+disturbs the machine meets all of them, and ratios are taken inside rounds. vLLM's own runs with its
+defaults, without speculation and with its draft-model speculation, for which
 `pip install --no-deps -r tests/bench/stock_vllm.txt` has to follow deploy/vllm/install.sh.
 """
 
@@ -10,9 +11,12 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from scheduler.runtime.vllm_choice import vllm_version
@@ -61,23 +65,23 @@ class Contender:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """Tokens per second of one contender in one mode at one load."""
+    """Tokens per second of one contender in one mode at one load, round by round."""
 
     name: str
     mode: str
     temperature: float
     at_once: int
-    rate: Spread
+    rates: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """One rate over another at one load, by the medians of their rounds."""
+    """One rate over another at one load, inside rounds."""
 
     name: str
     temperature: float
     at_once: int
-    ratio: float
+    ratio: Spread
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -92,6 +96,9 @@ def main(arguments: Sequence[str]) -> int:
         figures = asyncio.run(_measure(options))
     except (ServerEnded, RuntimeError) as problem:
         say(str(problem))
+        return 2
+    except asyncio.CancelledError:
+        say("terminated")
         return 2
     found = ratios(figures)
     sys.stdout.write(f"{origin(date, machine, versions, options.threads)}\n")
@@ -182,59 +189,72 @@ def _flags(flags: Mapping[str, object]) -> list[str]:
 # ---- what is measured ----------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Entrant:
+    """A contender whose server is up, in one of its modes."""
+
+    name: str
+    mode: str
+    url: str
+    more: Mapping[str, object]
+
+    async def serve(self, loop: Loop, prompts: Sequence[Prompt]) -> float:
+        rate = await serve(self.url, loop, prompts, self.more)
+        label = f"{self.name} {self.mode}".rstrip()
+        say(f"{label}, {loop.at_once} at once, {loop.temperature:g}: {rate:.1f} tokens/s")
+        return rate
+
+
 async def _measure(options: Options) -> list[Figure]:
     pair = served(find_pair("synthetic", seed=0))
+    async with AsyncExitStack() as stack:
+        entrants: list[_Entrant] = []
+        for contender in contenders(options, pair.target, pair.draft):
+            name = contender.server.name
+            say(f"{name}: loading")
+            url = await stack.enter_async_context(running(contender.server, _READY_SECONDS))
+            entrants += [
+                _Entrant(name=name, mode=mode, url=url, more=more)
+                for mode, more in contender.modes.items()
+            ]
+        return await _figures(entrants, options)
+
+
+async def _figures(entrants: Sequence[_Entrant], options: Options) -> list[Figure]:
+    """All loads, round by round; at each load all take their turns. A round before warms up."""
     widest = max(options.concurrency) * options.requests
-    prompts = random_prompts(
-        (options.rounds + 1) * widest, _PROMPT_TOKENS, Shape().vocabulary, seed=1
-    )
-    rounds = [prompts[first : first + widest] for first in range(0, len(prompts), widest)]
-    figures = []
-    for contender in contenders(options, pair.target, pair.draft):
-        say(f"{contender.server.name}: loading")
-        async with running(contender.server, _READY_SECONDS) as url:
-            figures += await _figures(url, contender, options, rounds)
-    return figures
-
-
-async def _figures(
-    url: str, contender: Contender, options: Options, rounds: Sequence[Sequence[Prompt]]
-) -> list[Figure]:
-    """All loads of one server; its modes take turns, and the first round only warms up."""
-    rates: dict[tuple[float, int, str], list[float]] = {}
-    for loop, mode in _loops(contender, options, warm=True):
-        await serve(url, loop, rounds[0], contender.modes[mode])
-    for prompts in rounds[1:]:
-        for loop, mode in _loops(contender, options, warm=False):
-            rate = await serve(url, loop, prompts, contender.modes[mode])
-            rates.setdefault((loop.temperature, loop.at_once, mode), []).append(rate)
-            label = f"{contender.server.name} {mode}".rstrip()
-            say(f"{label}, {loop.at_once} at once, {loop.temperature:g}: {rate:.1f} tokens/s")
+    number = (options.rounds + 1) * widest
+    prompts = random_prompts(number, _PROMPT_TOKENS, Shape().vocabulary, seed=1)
+    for loop, entrant in product(_loops(options, warm=True), entrants):
+        await entrant.serve(loop, prompts[:widest])
+    rates: dict[tuple[Loop, _Entrant], list[float]] = {}
+    for first in range(widest, number, widest):
+        for loop, entrant in product(_loops(options, warm=False), entrants):
+            rate = await entrant.serve(loop, prompts[first : first + widest])
+            rates.setdefault((loop, entrant), []).append(rate)
     return [
         Figure(
-            name=contender.server.name,
-            mode=mode,
-            temperature=temperature,
-            at_once=at_once,
-            rate=spread(values),
+            name=entrant.name,
+            mode=entrant.mode,
+            temperature=loop.temperature,
+            at_once=loop.at_once,
+            rates=tuple(values),
         )
-        for (temperature, at_once, mode), values in rates.items()
+        for (loop, entrant), values in rates.items()
     ]
 
 
-def _loops(contender: Contender, options: Options, *, warm: bool) -> Iterator[tuple[Loop, str]]:
-    for temperature in options.temperatures:
-        for at_once in options.concurrency:
-            for mode in contender.modes:
-                yield (
-                    Loop(
-                        at_once=at_once,
-                        each=1 if warm else options.requests,
-                        tokens=_WARM_UP_TOKENS if warm else options.tokens,
-                        temperature=temperature,
-                    ),
-                    mode,
-                )
+def _loops(options: Options, *, warm: bool) -> list[Loop]:
+    return [
+        Loop(
+            at_once=at_once,
+            each=1 if warm else options.requests,
+            tokens=_WARM_UP_TOKENS if warm else options.tokens,
+            temperature=temperature,
+        )
+        for temperature in options.temperatures
+        for at_once in options.concurrency
+    ]
 
 
 # ---- what is said --------------------------------------------------------------------------------
@@ -245,32 +265,37 @@ def ratios(figures: Sequence[Figure]) -> list[Ratio]:
     found = []
     for temperature, at_once in sorted({(each.temperature, each.at_once) for each in figures}):
         rates = {
-            (each.name, each.mode): each.rate.median
+            (each.name, each.mode): each.rates
             for each in figures
             if (each.temperature, each.at_once) == (temperature, at_once)
         }
-        for name, ratio in _compared(rates):
-            found.append(
-                Ratio(name=name, temperature=temperature, at_once=at_once, ratio=round(ratio, 3))
-            )
+        for name, over, under in _compared(rates):
+            inside = [high / low for high, low in zip(over, under, strict=True)]
+            ratio = Ratio(name=name, temperature=temperature, at_once=at_once, ratio=spread(inside))
+            found.append(ratio)
     return found
 
 
-def _compared(rates: Mapping[tuple[str, str], float]) -> Iterator[tuple[str, float]]:
+_Rates = Sequence[float]
+
+
+def _compared(
+    rates: Mapping[tuple[str, str], _Rates],
+) -> Iterator[tuple[str, _Rates, _Rates]]:
+    """What is held against what: a name, rates and rates, round by round."""
     plain = rates.get(("vllm-server", ""))
-    best = max(
-        (rate for (name, _), rate in rates.items() if name.startswith("vllm-server")), default=None
-    )
+    stock = [found for (name, _), found in rates.items() if name.startswith("vllm-server")]
+    best = max(stock, key=median, default=None)
     for runtime in ("torch", "vllm"):
         own = {mode: rates.get((f"fencepost-{runtime}", mode)) for mode in ("K 0", "auto")}
         if own["K 0"] and plain:
-            yield f"{runtime}, K 0 / vLLM's server without speculation", own["K 0"] / plain
+            yield f"{runtime}, K 0 / vLLM's server without speculation", own["K 0"], plain
         if own["auto"] and best:
-            yield f"{runtime}, auto / vLLM's server at its best", own["auto"] / best
+            yield f"{runtime}, auto / vLLM's server at its best", own["auto"], best
     for mode in ("K 0", "auto"):
         ours, torch = (rates.get((f"fencepost-{runtime}", mode)) for runtime in ("vllm", "torch"))
         if ours and torch:
-            yield f"vllm / torch, {mode}", ours / torch
+            yield f"vllm / torch, {mode}", ours, torch
 
 
 def render(figures: Sequence[Figure], found: Sequence[Ratio]) -> str:
@@ -278,21 +303,25 @@ def render(figures: Sequence[Figure], found: Sequence[Ratio]) -> str:
     loads = sorted({(each.temperature, each.at_once) for each in figures})
     head = [f"T {temperature:g}, {at_once} at once" for temperature, at_once in loads]
     rates = {
-        (f"{each.name} {each.mode}".rstrip(), each.temperature, each.at_once): each.rate
+        (f"{each.name} {each.mode}".rstrip(), each.temperature, each.at_once): each.rates
         for each in figures
     }
     names = list(dict.fromkeys(name for name, _, _ in rates))
-    shown = {(each.name, each.temperature, each.at_once): f"{each.ratio:.3f}" for each in found}
+    shown = {(each.name, each.temperature, each.at_once): _ratio(each.ratio) for each in found}
     compared = list(dict.fromkeys(each.name for each in found))
     rows = [["tokens/s, median of rounds", *head]]
-    rows += [[name, *(_shown(rates.get((name, *load))) for load in loads)] for name in names]
-    rows += [["ratio", *("" for _ in loads)]]
+    rows += [[name, *(_rate(rates.get((name, *load))) for load in loads)] for name in names]
+    rows += [["ratio inside a round, median (min-max)", *("" for _ in loads)]]
     rows += [[name, *(shown.get((name, *load), "") for load in loads)] for name in compared]
     return aligned(rows)
 
 
-def _shown(rate: Spread | None) -> str:
-    return "" if rate is None else f"{rate.median:.1f}"
+def _rate(rates: _Rates | None) -> str:
+    return "" if rates is None else f"{median(rates):.1f}"
+
+
+def _ratio(ratio: Spread) -> str:
+    return f"{ratio.median:.2f} ({ratio.lowest:.2f}-{ratio.highest:.2f})"
 
 
 # ---- the command line ----------------------------------------------------------------------------

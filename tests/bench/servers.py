@@ -41,8 +41,9 @@ class ServerEnded(RuntimeError):
 async def running(server: Server, limit: float) -> AsyncIterator[str]:
     """The address of a server that is ready. Raises ServerEnded when it is not in `limit` s.
 
-    In the end it and all that it started are gone.
+    In the end it and all that it started are gone: also where SIGTERM ends the task that runs it.
     """
+    _cancel_when_terminated()
     port = _free_port()
     with TemporaryFile() as log:
         process = _start(server, port, log)
@@ -63,6 +64,13 @@ def library_of(python: str, name: str) -> Path | None:
 def say(text: str) -> None:
     """Progress, on standard error."""
     sys.stderr.write(f"bench: {text}\n")
+
+
+def _cancel_when_terminated() -> None:
+    """Have SIGTERM cancel this task, so that what it opened is closed."""
+    task = asyncio.current_task()
+    if task is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
 def _start(server: Server, port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.bench.closed_loop import Loop, serve
-from tests.bench.figures import spread
 from tests.bench.runtimes import Figure, Options, contenders, ratios, render
 from tests.bench.servers import Server, ServerEnded, running
 
@@ -86,6 +87,17 @@ def test_a_server_that_ends_is_told_with_its_last_words(tmp_path):
         asyncio.run(start())
 
 
+def test_what_was_started_ends_with_a_bench_that_is_terminated(tmp_path):
+    async def ask():
+        async with running(server(tmp_path), 30):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(60)
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(ask())
+    assert gone((tmp_path / "child").read_text("utf-8"))
+
+
 def test_both_sides_serve_the_same_pair_with_as_many_threads():
     options = Options(threads=3, stock_k=(2, 4), tokens=10)
     found = contenders(options, "T", "D")
@@ -107,32 +119,33 @@ def test_both_sides_serve_the_same_pair_with_as_many_threads():
     assert [each.server.name for each in contenders(Options(only=("vllm",)), "T", "D")] == names[2:]
 
 
-def figure(name, mode, rate, at_once=1):
-    return Figure(name=name, mode=mode, temperature=0.0, at_once=at_once, rate=spread([rate]))
+def figure(name, mode, *rates, at_once=1):
+    return Figure(name=name, mode=mode, temperature=0.0, at_once=at_once, rates=rates)
 
 
-def test_ratios_are_to_no_speculation_and_to_the_best():
+def test_ratios_are_to_no_speculation_and_to_the_best_inside_rounds():
     figures = [
-        figure("fencepost-torch", "K 0", 10.0),
-        figure("fencepost-torch", "auto", 30.0),
-        figure("fencepost-vllm", "K 0", 15.0),
-        figure("fencepost-vllm", "auto", 24.0),
-        figure("vllm-server", "", 12.0),
-        figure("vllm-server-k2", "", 16.0),
-        figure("vllm-server-k2", "", 5.0, at_once=8),
+        figure("fencepost-torch", "K 0", 10.0, 5.0, 11.0),
+        figure("fencepost-torch", "auto", 32.0, 14.0, 30.0),
+        figure("fencepost-vllm", "K 0", 15.0, 6.0, 15.0),
+        figure("fencepost-vllm", "auto", 24.0, 12.0, 30.0),
+        figure("vllm-server", "", 20.0, 5.0, 10.0),
+        figure("vllm-server-k2", "", 16.0, 7.0, 15.0),
+        figure("vllm-server-k2", "", 5.0, 6.0, 7.0, at_once=8),
     ]
     found = {(each.name, each.at_once): each.ratio for each in ratios(figures)}
-    assert found == {
-        ("torch, K 0 / vLLM's server without speculation", 1): 0.833,
-        ("torch, auto / vLLM's server at its best", 1): 1.875,
-        ("vllm, K 0 / vLLM's server without speculation", 1): 1.25,
-        ("vllm, auto / vLLM's server at its best", 1): 1.5,
-        ("vllm / torch, K 0", 1): 1.5,
-        ("vllm / torch, auto", 1): 0.8,
+    assert {(name, at_once): ratio.values for (name, at_once), ratio in found.items()} == {
+        ("torch, K 0 / vLLM's server without speculation", 1): (0.5, 1.0, 1.1),
+        ("torch, auto / vLLM's server at its best", 1): (2.0, 2.0, 2.0),
+        ("vllm, K 0 / vLLM's server without speculation", 1): (0.75, 1.2, 1.5),
+        ("vllm, auto / vLLM's server at its best", 1): (1.5, pytest.approx(12 / 7), 2.0),
+        ("vllm / torch, K 0", 1): (1.5, 1.2, pytest.approx(15 / 11)),
+        ("vllm / torch, auto", 1): (0.75, pytest.approx(6 / 7), 1.0),
     }
     lines = render(figures, ratios(figures)).splitlines()
     assert lines[0].split("  ")[-1].strip() == "T 0, 8 at once"
     assert next(line for line in lines if line.startswith("vllm-server-k2")).split() == [
-        *("vllm-server-k2", "16.0", "5.0"),
+        *("vllm-server-k2", "15.0", "6.0"),
     ]
-    assert next(line for line in lines if line.startswith("vllm, auto")).split()[-1] == "1.500"
+    shown = next(line for line in lines if line.startswith("vllm, auto"))
+    assert shown.endswith("1.71 (1.50-2.00)")

@@ -10,9 +10,29 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from deploy.pair import TARGET
-from tests.identity.test_embedded_pair import TOKENS, engine_config, make_requests
-from tests.oracles.driver import run_requests
+from scheduler.config import EngineConfig
+from scheduler.request import (
+    ProposerKind,
+    Request,
+    SamplingParams,
+    Speculation,
+    StopRules,
+    Verifier,
+)
+from scheduler.runtime.create import LoadedPair
+from tests.oracles.driver import PlainText, run_requests
 from tests.oracles.teacher import divergences, logits_of, shared_noise
+
+PROMPTS = (
+    "def add(a, b):\n",
+    "The sky is",
+    "import os\n\nclass Path",
+    "red blue red blue red blue red",
+    "Return the",
+    "x = [1, 2, 3]\ny = [1, 2,",
+)
+TOKENS = 40
+DEPTHS = (0, 1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -42,13 +62,48 @@ def load_reference():
     ).eval()
 
 
+def make_requests(pair: LoadedPair, temperature: float, seed: int) -> list[Request]:
+    """Every prompt at every K; the n-gram proposer for one request in four."""
+    requests = []
+    for number in range(len(PROMPTS) * len(DEPTHS)):
+        prompt = PROMPTS[number % len(PROMPTS)]
+        ngram = number % 4 == 3
+        requests.append(
+            Request(
+                request_id=number + 1,
+                prompt=tuple(pair.tokenizer(prompt)["input_ids"]),
+                sampling=SamplingParams(temperature=temperature, seed=seed + number, logprobs=0),
+                speculation=Speculation(
+                    k=DEPTHS[number // len(PROMPTS)],
+                    verifier=Verifier.SHARED_NOISE,
+                    proposer=ProposerKind.NGRAM if ngram else ProposerKind.DRAFT_MODEL,
+                ),
+                stop=StopRules(token_ids=frozenset(), max_tokens=TOKENS),
+                text=PlainText(),
+                arrival=float(number),
+            )
+        )
+    return requests
+
+
+def engine_config(pair: LoadedPair) -> EngineConfig:
+    return EngineConfig(
+        max_model_len=pair.max_model_len,
+        draft_max_len=pair.draft_max_len,
+        max_requests=8,
+        max_batched_tokens=64,
+        target_pool=pair.target_pool,
+        draft_pool=pair.draft_pool,
+    )
+
+
 def read(pair, reference, temperature, seed):
     """Serve requests at every K through the engine, and read their texts."""
     requests = make_requests(pair, temperature, seed=seed)
     outputs, sink = run_requests(engine_config(pair), pair.runner, requests)
     mismatches, deviation = [], 0.0
     for request, output in zip(requests, outputs, strict=True):
-        assert len(output.ids) == TOKENS
+        assert len(output.ids) == TOKENS == output.finish.stats.completion_tokens
         whole, first = [*request.prompt, *output.ids], len(request.prompt)
         noise = None
         if temperature:
