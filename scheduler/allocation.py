@@ -138,7 +138,7 @@ class _Prefix:
         """Look at every prefix of `slots`. The loop of the engine's every round: kept flat."""
         start, costs, rate = self._start, self._start.costs, self._rate
         tokens, drafts, drafting = start.tokens, start.drafts, start.drafting
-        verify, relative, step = costs.verify, costs.relative, costs.step
+        verify, relative, step, append = costs.verify, costs.relative, costs.step, costs.append
         counts = start.steps + [0] * (1 + _deepest(slots))
         longest, highest, length = start.longest, self.score, 0
         for number, (survival, depth, each) in enumerate(slots, 1):
@@ -152,7 +152,7 @@ class _Prefix:
                     drafting += each.again + each.wake
             if depth > longest:  # noqa: PLR1730 - a call for each slot would be felt
                 longest = depth
-            seconds = (verify[drafts] + drafting) * relative[longest]
+            seconds = (verify[drafts] + drafting) * relative[longest] + append
             score = tokens / seconds if rate is None else tokens - rate * seconds
             if score > highest:
                 highest, length = score, number

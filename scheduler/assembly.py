@@ -51,4 +51,6 @@ def build_engine(
 
 def controller_for(config: EngineConfig, costs: CostTable | None) -> Controller:
     """Chooses K by what rounds cost; without a table it is always `config.k`."""
-    return FixedController(config.k) if costs is None else GoodputController(costs, config.k_max)
+    if costs is None:
+        return FixedController(config.k)
+    return GoodputController(costs, config.k_max, config.layout)

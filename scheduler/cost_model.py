@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from scheduler.cost_levels import CostLevels
 from scheduler.costs import CostTable
+from scheduler.plan import Layout
 from scheduler.request import ProposerKind
 from scheduler.stats import CommitOutcome, GroupStats, StepStats
 
@@ -30,17 +31,19 @@ class RoundCosts:
 
     `verify[d]` is the round with `d` drafts in it, draft steps left out; `step[n]` one draft step
     of n requests; `relative[k]` the factor on the whole of a round whose longest draft is `k`.
+    `append` are the seconds of the round after it, in the retained layout, whatever is drafted.
     """
 
     emitters: int
     verify: Sequence[float]
     relative: Sequence[float]
     step: Sequence[float]
+    append: float = 0.0
 
     def seconds(self, drafts: int, drafting: float, longest: int) -> float:
         """The round with `drafts` drafts that took `drafting` seconds to make, the longest of
-        `longest` tokens."""
-        return (self.verify[drafts] + drafting) * self.relative[longest]
+        `longest` tokens, and its append."""
+        return (self.verify[drafts] + drafting) * self.relative[longest] + self.append
 
     def alike(self, k: int) -> float:
         """The round in which all draft `k` tokens."""
@@ -48,11 +51,18 @@ class RoundCosts:
 
 
 class CostModel:
-    """A table and its corrections."""
+    """A table and its corrections.
 
-    def __init__(self, table: CostTable, k_max: int) -> None:
+    In the retained layout a round without drafts calls no model: what it emits it has from logits
+    that an append before it left, which is a round of its own.
+    """
+
+    def __init__(
+        self, table: CostTable, k_max: int, layout: Layout = Layout.REPLAY_FRONTIER
+    ) -> None:
         self._table = table
         self._k_max = k_max
+        self._appends = layout is Layout.RETAINED_FRONTIER
         self._levels = CostLevels(k_max)
         self._factors: dict[int, list[float]] = {}
         self._built: dict[tuple[int, int, float], RoundCosts] = {}
@@ -64,6 +74,10 @@ class CostModel:
     def speed(self) -> float:
         """Seconds that a second of the table takes of late."""
         return self._levels.speed
+
+    def decoding(self, emitters: int, context: float, drafts: int) -> RoundCosts:
+        """Costs of a round in which so many requests decode, and nothing else."""
+        return self.costs(emitters, 0 if self._appends else emitters, context, drafts)
 
     def costs(self, emitters: int, rows: int, context: float, drafts: int) -> RoundCosts:
         """Costs of a round with `rows` rows besides drafts, for up to `drafts` of those."""
@@ -80,7 +94,12 @@ class CostModel:
         factors = self._factors.get(emitters.bit_length(), [1.0] * (self._k_max + 1))
         verify = self._table.by_rows(emitters, rows, drafts + 1, context)
         step = [self._table.draft_step(n, context) for n in range(emitters + 1)]
-        return RoundCosts(emitters, verify, factors, step)
+        if not self._appends:
+            return RoundCosts(emitters, verify, factors, step)
+        if not rows:
+            verify[0] = 0.0
+        append = self._table.round(emitters, emitters, context) * factors[0]
+        return RoundCosts(emitters, verify, factors, step, append)
 
     def catch_up(self, rows: int) -> float:
         """Seconds that `rows` further draft rows take."""
@@ -94,15 +113,19 @@ class CostModel:
     def learn(self, stats: StepStats) -> None:
         """Compare a round of nothing but decoding with the table."""
         emitting = [group for group in stats.groups if group.terminal is not None]
-        if not emitting or stats.target_rows < len(emitting) or _mixed(stats):
+        # What only appends is what a plain round of the other layout is.
+        decoding = emitting or (stats.groups if self._appends else ())
+        drafts = sum(map(_k, emitting))
+        least = drafts if self._appends else drafts + len(emitting)
+        if not decoding or stats.target_rows < max(least, 1) or _mixed(stats):
             return
-        expected = self._expected(stats, emitting)
+        expected = self._expected(stats, decoding)
         if min(expected, stats.round_seconds) <= 0.0:
             return
-        load, ratio = len(emitting).bit_length(), stats.round_seconds / expected
-        longest, drafts = max(map(_k, emitting)), sum(map(_k, emitting))
-        if longest * len(emitting) > _UNLIKE * drafts:
-            self._levels.pass_by(load, round(drafts / len(emitting)), ratio)
+        load, ratio = len(decoding).bit_length(), stats.round_seconds / expected
+        longest = max(map(_k, decoding))
+        if longest * len(decoding) > _UNLIKE * drafts:
+            self._levels.pass_by(load, round(drafts / len(decoding)), ratio)
         elif self._levels.learn(load, longest, ratio):
             self._moved.add(load)
         self._rounds += 1
@@ -111,12 +134,12 @@ class CostModel:
             self._moved.clear()
             self._built.clear()
 
-    def _expected(self, stats: StepStats, emitting: Sequence[GroupStats]) -> float:
+    def _expected(self, stats: StepStats, decoding: Sequence[GroupStats]) -> float:
         """Seconds of the round by the table alone."""
-        emitters, drafts = len(emitting), sum(map(_k, emitting))
-        context = sum(group.position for group in emitting) / emitters
-        costs = self.costs(emitters, stats.target_rows - drafts, context, drafts)
-        depths = [_k(each) for each in emitting if each.proposer is ProposerKind.DRAFT_MODEL]
+        count, drafts = len(decoding), sum(map(_k, decoding))
+        context = sum(group.position for group in decoding) / count
+        costs = self.costs(count, stats.target_rows - drafts, context, drafts)
+        depths = [_k(each) for each in decoding if each.proposer is ProposerKind.DRAFT_MODEL]
         seconds = costs.verify[drafts]
         for depth in range(max(depths, default=0)):
             seconds += costs.step[sum(k > depth for k in depths)]

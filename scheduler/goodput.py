@@ -12,6 +12,7 @@ from scheduler.allocation import Allocation, Candidate, best, priced
 from scheduler.controller import DraftView, LoadView
 from scheduler.cost_model import CostModel, RoundCosts
 from scheduler.costs import CostTable
+from scheduler.plan import Layout
 from scheduler.probing import Plan, Prober
 from scheduler.request import ProposerKind
 from scheduler.resting import Rest
@@ -57,10 +58,12 @@ class _Outputs:
 class GoodputController:
     """`decide` maximises tokens a second; `learn` keeps estimates and costs true."""
 
-    def __init__(self, table: CostTable, k_max: int) -> None:
+    def __init__(
+        self, table: CostTable, k_max: int, layout: Layout = Layout.REPLAY_FRONTIER
+    ) -> None:
         self._k_max = k_max
         self._book = AcceptanceBook(k_max)
-        self._model = CostModel(table, k_max)
+        self._model = CostModel(table, k_max, layout)
         self._prober = Prober(self._book, self._model)
         self._last: Mapping[int, int] = {}
         self._rows = 0
@@ -150,9 +153,7 @@ class GoodputController:
         candidates = [self._candidate(each, fixed.get(each.request)) for each in view.requests]
         most = sum(len(each.survivals) for each in candidates)
         context = sum(each.context for each in view.requests) / emitters
-        # In the retained layout a round has no frontier rows: its append is the other half of it.
-        rows = max(view.rows, emitters)
-        costs = self._model.costs(emitters, rows, context, most)
+        costs = self._model.costs(emitters, view.rows, context, most)
         return _Round(view, candidates, at_will, fixed, costs)
 
     def _candidate(self, view: DraftView, fixed: int | None) -> Candidate:
@@ -205,7 +206,7 @@ class GoodputController:
         emitters = len(now.view.requests)
         running = max(now.view.load.running, emitters)
         context = sum(each.context for each in now.view.requests) / emitters
-        costs = self._model.costs(running, running, context, running * self._k_max)
+        costs = self._model.decoding(running, context, running * self._k_max)
         best_rate, best_k, tokens = 0.0, 0, float(running)
         for k in range(self._k_max + 1):
             if k:
@@ -299,6 +300,7 @@ class GoodputController:
             seconds=chosen.seconds * self._model.speed,
             plain_tokens=plain.tokens,
             plain_seconds=plain.seconds * self._model.speed,
+            append_seconds=now.costs.append * self._model.speed,
         )
         return Decision(choices=choices, forecast=forecast)
 

@@ -53,12 +53,14 @@ class Choice:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """What a decision expects of its round: committed tokens and seconds, and those of the same
-    round without drafts. `seconds` are those of the cost table times what rounds took of late."""
+    round without drafts. `seconds` are those of the cost table times what rounds took of late. In
+    the retained layout they hold those of the append too, `append_seconds`, a round of its own."""
 
     tokens: float
     seconds: float
     plain_tokens: float
     plain_seconds: float
+    append_seconds: float = 0.0
 
     @property
     def gain(self) -> float:

@@ -12,7 +12,8 @@ class Gain:
     """What rounds were expected to do and what they did; sums over rounds add up.
 
     `plain_seconds` is what plain decoding would have needed for the `committed_tokens` by the
-    forecast, `predicted_plain_seconds` the same for the `predicted_tokens`.
+    forecast, `predicted_plain_seconds` the same for the `predicted_tokens`. `round_seconds` are
+    measured, but for appends of the retained layout: those are rounds of their own, and forecast.
     """
 
     predicted_tokens: float = 0.0
@@ -59,7 +60,7 @@ def compare(stats: StepStats) -> Gain | None:
         predicted_seconds=forecast.seconds,
         predicted_plain_seconds=forecast.tokens * token,
         committed_tokens=committed,
-        round_seconds=stats.round_seconds,
+        round_seconds=stats.round_seconds + forecast.append_seconds,
         plain_seconds=committed * token,
     )
 

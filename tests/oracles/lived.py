@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from scheduler.controller import DraftView, LoadView
 from scheduler.costs import CostTable, RoundCurve, rising
 from scheduler.goodput import GoodputController
+from scheduler.plan import Layout
 from scheduler.request import ProposerKind
 from scheduler.stats import Policy
 from tests.telemetry.rounds import LOAD, drafted, plain, step
@@ -48,29 +49,38 @@ class Costs:
     def took(self, rows, drafts, drafted):
         """A round of `rows` target rows with `drafts` drafts, and `drafted` rows of the draft."""
         steps = self.step * drafts + self.caught * (drafted - drafts)
-        return self.round(rows) + steps
+        return (self.round(rows) if rows else 0.0) + steps
 
     def round(self, rows):
         """A round without drafting."""
         return self.base + self.row * rows
 
 
-def lived(costs, *, rounds, accepts, policy=Policy.TOKEN):
+def lived(costs, *, rounds, accepts, policy=Policy.TOKEN, layout=Layout.REPLAY_FRONTIER):
     """A controller for `costs` that has served one stranger for `rounds` rounds, which accepted
-    `accepts(round, k)` drafts of k. Every place shows the share that was accepted."""
-    controller = GoodputController(costs.table(), K_MAX)
+    `accepts(round, k)` drafts of k. Every place shows the share that was accepted. In the retained
+    layout an append comes after each."""
+    controller = GoodputController(costs.table(), K_MAX, layout)
+    frontier = int(layout is Layout.REPLAY_FRONTIER)
     for number in range(rounds):
-        k = controller.decide(_alone(policy)).k(_STRANGER)
+        k = controller.decide(_alone(policy, frontier)).k(_STRANGER)
         accepted = min(accepts(number, k), k)
         told = {"request": _STRANGER, "policy": policy, "position": 2}
         group = drafted(k, accepted, mass=accepted / k, **told) if k else plain(**told)
-        seconds = costs.took(1 + k, k, k)
-        controller.learn(step(group, target_rows=1 + k, draft_rows=k, round_seconds=seconds))
+        seconds = costs.took(frontier + k, k, k)
+        controller.learn(_step(group, frontier + k, k, seconds))
+        if not frontier:
+            append = plain(**told, terminal=None, committed=0)
+            controller.learn(_step(append, 1, 0, costs.took(1, 0, 0)))
     controller.forget(_STRANGER)
     return controller
 
 
-def _alone(policy):
+def _step(group, rows, drafted_rows, seconds):
+    return step(group, target_rows=rows, draft_rows=drafted_rows, round_seconds=seconds)
+
+
+def _alone(policy, rows):
     view = DraftView(
         request=_STRANGER,
         asked=None,
@@ -82,4 +92,4 @@ def _alone(policy):
         emitted=1,
         left=10**6,
     )
-    return LoadView(requests=(view,), rows=1, prefill_rows=0, load=LOAD)
+    return LoadView(requests=(view,), rows=rows, prefill_rows=0, load=LOAD)

@@ -13,6 +13,7 @@ from itertools import product
 
 from scheduler.controller import Controller
 from scheduler.goodput import GoodputController
+from scheduler.plan import Layout
 from scheduler.request import Verifier
 from scheduler.stats import Policy
 from tests.oracles.apart import Apart, Minds
@@ -27,12 +28,14 @@ from tests.prove.enumeration import SPOTS, STEPS, finding
 from tests.prove.proof import Finding, Proof, Scope
 
 _POLICIES = {TOKEN: Policy.TOKEN, BLOCK: Policy.BLOCK, NOISE: Policy.SHARED_NOISE}
-_CLOSE = Costs(row=0.43, step=0.43)
-"""One draft or two or none: what a fresh controller expects hardly decides."""
-_CHEAP = Costs(row=0.03, step=0.03)
-"""Drafts so cheap that probes come soon."""
-_PROBING = 46
-"""Rounds after which a controller that saw nothing accepted at `_CHEAP` is about to probe."""
+_CLOSE = {REPLAY: Costs(row=0.43, step=0.43), RETAINED: Costs(row=0.2, step=0.2)}
+"""Some drafts or none: what a fresh controller expects hardly decides,"""
+_CLOSE_TO_TWO = {REPLAY: _CLOSE[REPLAY], RETAINED: Costs(row=0.1, step=0.1)}
+"""nor where two are the most."""
+_HOPEFUL = {REPLAY: Costs(row=0.03, step=0.03), RETAINED: Costs(base=0.02, row=0.5, step=0.001)}
+"""Drafts that would pay if all were accepted, and are probed for that."""
+_PROBING = {REPLAY: 46, RETAINED: 777}
+"""Rounds after which a controller that saw nothing accepted there is about to probe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,26 +51,36 @@ class Setting:
     k_max: int = K_MAX
 
 
-def _settings(verifier: Verifier, scope: Scope) -> Iterator[Setting]:
+def _fresh(costs: Costs, k_max: int, layout: Layout) -> dict[str, object]:
+    """A controller for `costs` that has seen nothing, as options of `Setting`."""
+    controller = GoodputController(costs.table(), k_max, layout)
+    return {"controller": controller, "costs": costs, "k_max": k_max}
+
+
+def _settings(verifier: Verifier, scope: Scope, layout: Layout) -> Iterator[Setting]:
     long = scope is Scope.FULL
-    fresh = {"controller": GoodputController(_CLOSE.table(), K_MAX), "costs": _CLOSE}
     one = {"verifier": verifier, "max_tokens": 6}
-    yield Setting(name="fresh", clients=(one,), **fresh)
-    unlucky = lived(_CHEAP, rounds=_PROBING, accepts=lambda *_: 0, policy=_POLICIES[verifier])
+    yield Setting(name="fresh", clients=(one,), **_fresh(_CLOSE[layout], K_MAX, layout))
+    unlucky = lived(
+        _HOPEFUL[layout],
+        rounds=_PROBING[layout],
+        accepts=lambda *_: 0,
+        policy=_POLICIES[verifier],
+        layout=layout,
+    )
     yield Setting(
         name="probing",
         clients=({**one, "max_tokens": 7 if long else 6},),
         controller=unlucky,
-        costs=_CHEAP,
+        costs=_HOPEFUL[layout],
     )
-    pair = GoodputController(_CLOSE.table(), 2)
-    other = {"verifier": TOKEN, "prompt": (1, 0), "max_tokens": 4}
+    # In the retained layout one draft alone never pays: two must be possible twice.
+    tokens = 4 if layout is REPLAY else 5
+    other = {"verifier": TOKEN, "prompt": (1, 0), "max_tokens": tokens}
     yield Setting(
         name="two requests",
-        clients=({**one, "max_tokens": 5 if long else 4}, other),
-        controller=pair,
-        costs=_CLOSE,
-        k_max=2,
+        clients=({**one, "max_tokens": max(5 if long else 4, tokens)}, other),
+        **_fresh(_CLOSE_TO_TWO[layout], 2, layout),
     )
     for vocabulary in (3, 4) if long else ():
         few = {"verifier": verifier, "max_tokens": 5}
@@ -75,9 +88,7 @@ def _settings(verifier: Verifier, scope: Scope) -> Iterator[Setting]:
             name=f"{vocabulary} tokens",
             clients=(few,),
             vocabulary=vocabulary,
-            controller=GoodputController(_CLOSE.table(), 2),
-            costs=_CLOSE,
-            k_max=2,
+            **_fresh(_CLOSE_TO_TWO[layout], 2, layout),
         )
 
 
@@ -117,8 +128,13 @@ def choices(minds: Minds) -> dict[int, set[int]]:
 
 def _with_controller(scope: Scope) -> Finding:
     gaps, cases, histories, still = [], 0, 0, []
-    every = [(v, each) for v in VERIFIERS for each in _settings(v, scope)]
-    for turn, ((verifier, each), layout) in enumerate(product(every, STEPS)):
+    every = [
+        (verifier, each, layout)
+        for verifier in VERIFIERS
+        for pair in zip(*(_settings(verifier, scope, layout) for layout in STEPS), strict=True)
+        for each, layout in zip(pair, STEPS, strict=True)
+    ]
+    for turn, (verifier, each, layout) in enumerate(every):
         if scope is Scope.FAST and layout is not (REPLAY, RETAINED)[turn // 2 % 2]:
             continue
         spot = [*SPOTS][(turn // 2 + turn) % 3]
@@ -140,7 +156,7 @@ P, Q = (0.25, 0.75), (0.5, 0.5)
 def twins(rule: Verifier, layout, at: float, made=None) -> TwinLaw:
     """Two requests with one seed, of which the first has its own K and is ahead of the other."""
     costs = Costs(row=0.05, step=0.05)
-    minds = Minds(made or (lambda: GoodputController(costs.table(), 1)))
+    minds = Minds(made or (lambda: GoodputController(costs.table(), 1, layout)))
     first = {"k": 1, "max_tokens": 5, "own_seed": True}
     return TwinLaw(
         [first, {"max_tokens": 5, "own_seed": True}],

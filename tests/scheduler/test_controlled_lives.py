@@ -38,7 +38,7 @@ class Copycat(FixedController):
 @pytest.mark.parametrize("layout", [REPLAY, RETAINED])
 @pytest.mark.parametrize("verifier", [TOKEN, BLOCK, NOISE])
 def test_a_probing_controller_keeps_the_law(verifier, layout):
-    (setting,) = (s for s in _settings(verifier, Scope.FAST) if s.name == "probing")
+    (setting,) = (s for s in _settings(verifier, Scope.FAST, layout) if s.name == "probing")
     law, minds = play(setting, layout, 1e-10)
     assert law.deviation() <= EXACT
     assert any(len(ks) > 1 for ks in choices(minds).values())

@@ -1,6 +1,6 @@
 """The gain of rounds, and that what is counted of a real engine's choices adds up."""
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 import pytest
 from hypothesis import given
@@ -41,6 +41,14 @@ def test_sums_of_rounds_predict_what_their_forecasts_do(forecasts, seconds):
     )
     lowest, highest = min(f.gain for f in forecasts), max(f.gain for f in forecasts)
     assert lowest * (1 - 1e-9) <= total.predicted <= highest * (1 + 1e-9)
+
+
+def test_an_append_counts_for_the_round_before_it():
+    """Rounds of the retained layout that draft nothing take no time of their own."""
+    plain_round = forecast(1.0, 0.01, 1.0, 0.01)
+    appended = replace(plain_round, append_seconds=0.01)
+    found = compare(step(plain(), round_seconds=0.0, decision=decided(0, forecast=appended)))
+    assert (found.predicted, found.measured) == (1.0, 1.0)
 
 
 class Wavering(FixedController):
