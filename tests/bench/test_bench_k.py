@@ -283,6 +283,7 @@ def report():
             seed=0,
             profile_seconds=1.0,
             turn=0.25,
+            layout="replay_frontier",
         ),
         models=Models(name="pair", target="a", draft="b", dtype="float32", parameters=(6, 1)),
         profile_took=1.0,

@@ -65,6 +65,7 @@ def _settings(options: Options, threads: int) -> Settings:
         seed=options.seed,
         profile_seconds=options.profile_seconds,
         turn=options.turn,
+        layout=options.layout.value,
     )
 
 

@@ -33,6 +33,7 @@ class Settings:
     seed: int
     profile_seconds: float
     turn: float
+    layout: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

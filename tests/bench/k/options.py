@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from scheduler.plan import Layout
 from scheduler.request import Verifier
 from tests.bench.options import at_least_1, at_least_2, counts, listed, pair_name, temperature
 
@@ -28,6 +29,7 @@ class Options:
     seed: int = 0
     profile_seconds: float = 20.0
     turn: float = 0.05
+    layout: Layout = Layout.REPLAY_FRONTIER
     json: Path | None = None
     plot: Path | None = None
 
@@ -109,6 +111,11 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, help=f"default {start.seed}")
     add("--profile-seconds", type=float, help=f"default {start.profile_seconds:g}")
     add("--turn", type=float, metavar="SECONDS", help=f"of one way (default {start.turn:g})")
+    add(
+        "--layout",
+        type=Layout,
+        help=f"replay_frontier or retained_frontier (default {start.layout})",
+    )
     add("--json", type=Path, metavar="FILE", help="write the figures as data too")
     add("--plot", type=Path, metavar="FILE.png", help="draw them")
     add("--quick", action="store_true", help="a smoke run; its figures mean little")

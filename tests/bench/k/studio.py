@@ -57,6 +57,7 @@ def prepare(source: Source, options: Options) -> Studio:
         draft_max_len=loaded.draft_max_len,
         max_requests=max(options.concurrency),
         k_max=options.k_max,
+        layout=options.layout,
         target_pool=loaded.target_pool,
         draft_pool=loaded.draft_pool,
     )

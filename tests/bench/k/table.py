@@ -31,6 +31,7 @@ def _preamble(report: Report) -> str:
     return (
         f"{origin(report.date, report.machine, report.versions, settings.threads)}\n"
         f"settings  temperature {settings.temperature:g}, {settings.verifier} verifier, "
+        f"{settings.layout},\n          "
         f"{settings.prompt_tokens} + {settings.tokens} tokens a request, seed {settings.seed}\n"
         f"          a run ends with {settings.per_client} tokens for each request at once, "
         f"at least {settings.least};\n"
