@@ -15,6 +15,7 @@ TORCH_INDEX ?=
 PORT ?= 8000
 SCRIPT ?= smoke
 ARGS ?=
+WORKERS ?= 2
 
 .PHONY: help env serve test check prove bench bench-k pair load load-ramp dashboards
 
@@ -40,8 +41,8 @@ $(STAMP): pyproject.toml constraints.txt
 serve: $(STAMP) ## Serve the embedded pair (PORT=8000, ARGS='--model DIR ...')
 	$(BIN)/fencepost serve --port $(PORT) $(ARGS)
 
-test: $(STAMP) ## Run the tests (ARGS='-k name -x')
-	$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP) ## Run the tests (ARGS='-k name -x', WORKERS=0 in one process)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 check: $(STAMP) ## Check format, lint and types
 	$(BIN)/ruff format --check .
