@@ -93,7 +93,7 @@ def test_tokens_and_acceptance_are_those_that_the_peer_sent(load):
     assert status == 0
     assert (summary["answers"], summary["tokens"]) == (4, 1 + 2 + 3 + 4)
     assert summary["llm_acceptance_length"]["avg"] == pytest.approx((1 + 2 + 3) / 3)
-    assert "source=console" not in load.words
+    assert "level=error" not in load.words
     assert summary["llm_tpot_ms"]["count"] == 3  # one token alone has no pace
     assert summary["slo_share"] == 1
 
