@@ -42,7 +42,8 @@ serve: $(STAMP) ## Serve the embedded pair (PORT=8000, ARGS='--model DIR ...')
 	$(BIN)/fencepost serve --port $(PORT) $(ARGS)
 
 test: $(STAMP) ## Run the tests (ARGS='-k name -x', WORKERS=0 in one process)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} OMP_WAIT_POLICY=passive \
+	  $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 check: $(STAMP) ## Check format, lint and types
 	$(BIN)/ruff format --check .

@@ -31,7 +31,8 @@ class RoundCosts:
 
     `verify[d]` is the round with `d` drafts in it, draft steps left out; `step[n]` one draft step
     of n requests; `relative[k]` the factor on the whole of a round whose longest draft is `k`.
-    `append` are the seconds of the round after it, in the retained layout, whatever is drafted.
+    `append` are the seconds in which what it emits is appended, in the retained layout, whatever is
+    drafted: a later round's.
     """
 
     emitters: int

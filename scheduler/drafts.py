@@ -66,7 +66,9 @@ class Drafts:
     def choose(self, shares: Sequence[Share]) -> dict[int, HostDraft | DeviceDraft]:
         """What each request drafts, within the row budget."""
         emitters = [share for share in shares if share.emits]
-        decision = self._wanted = self._controller.decide(self._view(shares, emitters))
+        decision = self._controller.decide(self._view(shares, emitters))
+        if emitters:
+            self._wanted = decision
         budget = self._config.max_batched_tokens - sum(share.rows for share in shares)
         draft_rows = self._config.max_batched_tokens
         drafts: dict[int, HostDraft | DeviceDraft] = {}

@@ -17,11 +17,10 @@ from scheduler.probing import Plan, Prober
 from scheduler.request import ProposerKind
 from scheduler.resting import Rest
 from scheduler.stats import Choice, Decision, Forecast, Reason, StepStats
+from scheduler.time_price import KEEP_PLAIN, decode_rate, staggered_rate
 
 _KEEP = 0.01
-"""A choice stands unless another one is better by this share,"""
-_KEEP_PLAIN = 0.02
-"""and plain decoding unless drafting is better by this one."""
+"""A choice stands unless another one is better by this share."""
 _OUTPUT = 128.0
 """Tokens of an output before any has ended,"""
 _OUTPUTS = 32
@@ -185,11 +184,12 @@ class GoodputController:
 
         By its own ratio a round that prefills would draft too much: the prefill is to be paid
         anyway. And where pure decoding would not draft, no cache is woken for such a round alone.
+        Nor is a round taken by itself in which others append (retained layout).
         """
         now = self._round(view)
         if not view.prefill_rows:
-            return now, None
-        price, k = self._decode_rate(now)
+            return now, staggered_rate(view, now.candidates, now.fixed, now.costs)
+        price, k = decode_rate(view, now.candidates, self._model, self._k_max)
         if k:
             return now, price
         lags = {each.request: each.lag for each in view.requests}
@@ -200,24 +200,6 @@ class GoodputController:
             for each in now.candidates
         ]
         return replace(now, candidates=candidates), price
-
-    def _decode_rate(self, now: _Round) -> tuple[float, int]:
-        """Tokens a second when all that run decode, and the K that is best for all of them."""
-        emitters = len(now.view.requests)
-        running = max(now.view.load.running, emitters)
-        context = sum(each.context for each in now.view.requests) / emitters
-        costs = self._model.decoding(running, context, running * self._k_max)
-        best_rate, best_k, tokens = 0.0, 0, float(running)
-        for k in range(self._k_max + 1):
-            if k:
-                deep = [
-                    each.survivals[k - 1] for each in now.candidates if len(each.survivals) >= k
-                ]
-                tokens += running * sum(deep) / max(len(deep), 1)
-            rate = tokens / costs.alike(k)
-            if rate > best_rate * (1.0 if best_k or not k else 1.0 + _KEEP_PLAIN):
-                best_rate, best_k = rate, k
-        return best_rate, best_k
 
     def _floors(self, now: _Round) -> dict[int, int]:
         """The fixed K, and for each request with a wish the least K that meets it in a round as
@@ -267,7 +249,7 @@ class GoodputController:
             return chosen
         same = priced(now.candidates, lengths, now.costs)
         plain = not any(self._last.get(each, 0) for each in now.at_will)
-        margin = _KEEP_PLAIN if plain else _KEEP
+        margin = KEEP_PLAIN if plain else _KEEP
         better = chosen.value(rate) - same.value(rate)
         return same if better <= margin * same.tokens else chosen
 
@@ -295,12 +277,15 @@ class GoodputController:
                 reason=reasons.get(view.request, other),
                 accepted=sum(candidate.survivals[:k]),
             )
+        # Where others append in this round, what these append is part of another forecast.
+        append = 0.0 if now.view.rows else now.costs.append
+        own = now.costs.append - append
         forecast = Forecast(
             tokens=chosen.tokens,
-            seconds=chosen.seconds * self._model.speed,
+            seconds=(chosen.seconds - own) * self._model.speed,
             plain_tokens=plain.tokens,
-            plain_seconds=plain.seconds * self._model.speed,
-            append_seconds=now.costs.append * self._model.speed,
+            plain_seconds=(plain.seconds - own) * self._model.speed,
+            append_seconds=append * self._model.speed,
         )
         return Decision(choices=choices, forecast=forecast)
 

@@ -54,7 +54,8 @@ class Choice:
 class Forecast:
     """What a decision expects of its round: committed tokens and seconds, and those of the same
     round without drafts. `seconds` are those of the cost table times what rounds took of late. In
-    the retained layout they hold those of the append too, `append_seconds`, a round of its own."""
+    the retained layout they hold `append_seconds`, those of the append that follows, where that is
+    a round of its own: 0 where the appends of some are in the rounds of others."""
 
     tokens: float
     seconds: float

@@ -13,7 +13,8 @@ class Gain:
 
     `plain_seconds` is what plain decoding would have needed for the `committed_tokens` by the
     forecast, `predicted_plain_seconds` the same for the `predicted_tokens`. `round_seconds` are
-    measured, but for appends of the retained layout: those are rounds of their own, and forecast.
+    measured, but for appends of the retained layout that are rounds of their own: those are
+    forecast.
     """
 
     predicted_tokens: float = 0.0

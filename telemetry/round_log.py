@@ -112,6 +112,7 @@ def _forecast(stats: StepStats) -> dict[str, float | None] | None:
         "seconds": _number(forecast.seconds),
         "plain_tokens": _number(forecast.plain_tokens),
         "plain_seconds": _number(forecast.plain_seconds),
+        "append_seconds": _number(forecast.append_seconds),
         "gain": _number(forecast.gain),
         "measured_gain": None if gain is None else _number(gain.measured),
     }

@@ -19,6 +19,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from httpx import HTTPError
+
 from scheduler.runtime.vllm_choice import vllm_version
 from tests.bench.closed_loop import Loop, serve
 from tests.bench.figures import Spread, spread
@@ -90,12 +92,15 @@ def main(arguments: Sequence[str]) -> int:
     if vllm_version() is None:
         say("vLLM is not installed: run deploy/vllm/install.sh")
         return 2
+    if not contenders(options, "", ""):
+        say(f"no contender is named {', '.join(options.only)}")
+        return 2
     date = datetime.now(UTC).isoformat(timespec="seconds")
     machine, versions = describe_machine(), describe_versions()
     try:
         figures = asyncio.run(_measure(options))
-    except (ServerEnded, RuntimeError) as problem:
-        say(str(problem))
+    except (ServerEnded, RuntimeError, HTTPError) as problem:
+        say(str(problem) or repr(problem))
         return 2
     except asyncio.CancelledError:
         say("terminated")

@@ -67,7 +67,7 @@ def say(text: str) -> None:
 
 
 def _cancel_when_terminated() -> None:
-    """Have SIGTERM cancel this task, so that what it opened is closed."""
+    """Have SIGTERM cancel this task, so that what it opened is closed. One task of a loop only."""
     task = asyncio.current_task()
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

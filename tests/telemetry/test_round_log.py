@@ -76,6 +76,7 @@ RECORD = {
         "seconds": 0.25,
         "plain_tokens": 2.0,
         "plain_seconds": 0.125,
+        "append_seconds": 0.0,
         "gain": 1.5,
         "measured_gain": None,
     },
