@@ -20,11 +20,10 @@ from scheduler.runtime import vllm_choice
 from scheduler.runtime.create import PairOptions, create_runner
 from scheduler.runtime.loading import ModelSource
 from scheduler.runtime.vllm_choice import VllmChoices
-from tests.identity.test_embedded_pair import engine_config, make_requests
 from tests.oracles.driver import run_requests
 from tests.oracles.forwards import need_vllm, unwarned
 from tests.oracles.local_ray import local_ray
-from tests.oracles.pair_texts import load_reference, read
+from tests.oracles.pair_texts import engine_config, load_reference, make_requests, read
 
 pytestmark = pytest.mark.timeout(600)
 RANKS = 2
