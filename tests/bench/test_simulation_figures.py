@@ -109,6 +109,21 @@ def test_the_table_names_the_worst():
     assert point.best_fixed == "k=2"
     text = render([point])
     assert "AGAINST PLAIN DECODING: 1 OF 1 POINTS BELOW 0.97, WORST\n  0.500  s at 4" in text
+    assert "WITH TWO MORE SEEDS: 1 OF 1 POINTS BELOW 0.97" in text
+    lucky = replace(point, arms=(*arms, replace(auto, rate=arms[1].rate), oracle))
+    elsewhere = replace(lucky, concurrency=8)
+    text = render([point], [lucky, lucky, elsewhere])
+    assert text.splitlines()[-2:] == [
+        "WITH TWO MORE SEEDS: 0 OF 1 POINTS BELOW 0.97",
+        f"  {point.worst:.3f}, 1.000, 1.000: median 1.000  s at 4",
+    ]
+
+
+def test_points_below_the_bar_are_run_with_two_more_seeds(monkeypatch, capsys):
+    monkeypatch.setattr("tests.bench.simulation.__main__.FLOOR", 2.0)
+    assert main(["--only", "iid-0.9/gpu", "--at", "1", "--quick", "--seed", "5"]) == 0
+    told = capsys.readouterr()
+    assert [line.split()[1] for line in told.err.splitlines()] == ["1/1", "1/2", "2/2"]
 
 
 def test_the_command_runs_and_writes(tmp_path, capsys):

@@ -63,6 +63,11 @@ class Point:
         """The controller's score over the named arm's."""
         return self.score("auto") / self.score(name)
 
+    @property
+    def worst(self) -> float:
+        """The lower of the ratios that have a bar: over the best fixed K, and over plain."""
+        return min(self.over(self.best_fixed), self.over("k=0"))
+
 
 class Tally:
     """Adds up rounds that start after `since`."""

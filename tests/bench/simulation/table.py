@@ -1,6 +1,7 @@
 """Prints points as one table, the worst ratios last. Knows figures, nothing of how they came."""
 
 from collections.abc import Sequence
+from statistics import median
 
 from tests.bench.simulation.measure import Point
 
@@ -11,12 +12,13 @@ _HEAD = (
 )
 
 
-def render(points: Sequence[Point]) -> str:
-    """One line a point, then the worst ones in words."""
+def render(points: Sequence[Point], others: Sequence[Point] = ()) -> str:
+    """One line a point, then the worst ones in words. `others` are runs with other seeds of those
+    below the bar."""
     rows = [_HEAD, *map(_row, points)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [_line(row, widths) for row in rows]
-    return "\n".join([*lines, "", *_worst(points)])
+    return "\n".join([*lines, "", *_worst(points), *_again(points, others)])
 
 
 def _row(point: Point) -> tuple[str, ...]:
@@ -53,3 +55,18 @@ def _worst(points: Sequence[Point]) -> list[str]:
         lines.append(f"AGAINST {words}: {below} OF {len(ratios)} POINTS BELOW {FLOOR}, WORST")
         lines += [f"  {ratio:.3f}  {name} at {count}" for ratio, name, count in ratios[:8]]
     return lines
+
+
+def _again(points: Sequence[Point], others: Sequence[Point]) -> list[str]:
+    """Points below the bar, over all their runs."""
+    lines, still = [], 0
+    for point in points:
+        if point.worst >= FLOOR:
+            continue
+        place = (point.scenario, point.concurrency)
+        runs = [point, *(each for each in others if (each.scenario, each.concurrency) == place)]
+        ratios = [each.worst for each in runs]
+        still += median(ratios) < FLOOR
+        shown = ", ".join(f"{ratio:.3f}" for ratio in ratios)
+        lines.append(f"  {shown}: median {median(ratios):.3f}  {place[0]} at {place[1]}")
+    return [f"WITH TWO MORE SEEDS: {still} OF {len(points)} POINTS BELOW {FLOOR}", *lines]
