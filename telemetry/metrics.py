@@ -232,7 +232,7 @@ _GAIN_TEXTS = {
     "predicted_plain_seconds": "Time of plain decoding for the expected tokens, by the forecasts; "
     "over predicted_seconds it is the predicted gain",
     "committed_tokens": "Tokens published",
-    "round_seconds": "Time measured (in the retained layout with that of the append, as forecast)",
+    "round_seconds": "Time measured, in the retained layout with that of appends as forecast",
     "plain_seconds": "Time of plain decoding for the published tokens, by the forecasts; over "
     "round_seconds it is the measured gain",
 }
