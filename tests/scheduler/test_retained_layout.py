@@ -10,6 +10,7 @@ import pytest
 
 from scheduler.commit import CommitRejected, check_postconditions
 from scheduler.config import PoolConfig
+from scheduler.controller import FixedController
 from scheduler.plan import Layout, TerminalKind
 from scheduler.stats import CommitOutcome
 from tests.oracles.rig import BLOCK, NGRAM, NOISE, TOKEN, Rig, config, expected, request
@@ -223,3 +224,17 @@ def test_a_round_of_a_held_row_and_a_prefill_chunk():
     rig.land(jobs, staged, result)
     rig.drain()
     assert [rig.outputs[n].tokens for n in (1, 2)] == [expected(first), expected(second)]
+
+
+def test_prefill_beside_plain_rounds_is_not_kept_back_for_drafts():
+    """Also where the round before appended, and nothing was decided in it."""
+    rig = Rig(
+        config(layout=RETAINED, k=4, k_max=4, max_batched_tokens=8), controller=FixedController(0)
+    )
+    rig.submit(request(1, (1, 2, 3), max_tokens=9))
+    while not rig.book.ledger.state(1).emitted:
+        advance(rig)
+    advance(rig)
+    rig.submit(request(2, (1, 2, 3) * 3, max_tokens=9))
+    plan, _ = advance(rig)
+    assert rows(plan) == {1: (0, True, False), 2: (8, False, False)}
