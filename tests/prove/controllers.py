@@ -137,7 +137,7 @@ def _with_controller(scope: Scope) -> Finding:
     for turn, (verifier, each, layout) in enumerate(every):
         if scope is Scope.FAST and layout is not (REPLAY, RETAINED)[turn // 2 % 2]:
             continue
-        spot = [*SPOTS][(turn // 2 + turn) % 3]
+        spot = [*SPOTS][(turn // 2 + turn % 2) % 3]  # either layout sees all of them
         law, minds = play(each, layout, SPOTS[spot])
         name = f"{verifier.value}, {each.name}, {layout.value}, {spot}"
         gaps.append((name, law.deviation()))

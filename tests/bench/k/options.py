@@ -114,7 +114,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     add(
         "--layout",
         type=Layout,
-        help=f"replay_frontier or retained_frontier (default {start.layout})",
+        help=f"replay_frontier or retained_frontier (default {start.layout.value})",
     )
     add("--json", type=Path, metavar="FILE", help="write the figures as data too")
     add("--plot", type=Path, metavar="FILE.png", help="draw them")
