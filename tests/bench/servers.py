@@ -18,9 +18,12 @@ from tempfile import TemporaryFile
 from typing import IO
 
 import httpx
+import psutil
 
 _POLL_SECONDS = 0.5
 _LAST_WORDS = 2000
+_END_SECONDS = 20
+_LOOK_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,12 +107,25 @@ async def _wait(
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
-        process.wait(20)
+        process.wait(_END_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    # SIGKILL returns before those that it is sent to have ended.
+    end = time.monotonic() + _END_SECONDS
+    while _lives(process.pid) and time.monotonic() < end:
+        time.sleep(_LOOK_SECONDS)
+
+
+def _lives(group: int) -> bool:
+    """Whether a process of a group still runs; one that nobody has waited for does not."""
+    for each in psutil.process_iter(["status"]):
+        with suppress(ProcessLookupError):
+            if os.getpgid(each.pid) == group and each.info["status"] != psutil.STATUS_ZOMBIE:
+                return True
+    return False
 
 
 def _free_port() -> int:

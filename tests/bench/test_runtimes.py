@@ -18,7 +18,10 @@ SCRIPT = """
 import json, pathlib, subprocess, sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 notes = pathlib.Path(sys.argv[1])
-child = subprocess.Popen(["sleep", "600"])
+# It holds so much memory that it takes a while to end.
+held = "held = bytes(1) * 2**28; print(flush=True); import time; time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", held], stdout=subprocess.PIPE)
+child.stdout.readline()
 (notes / "child").write_text(str(child.pid))
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
