@@ -28,15 +28,25 @@ class Decoder(Protocol):
         ...
 
     def hidden(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: Attention,
+        wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Final hidden states [N, H] of int64 `token_ids` [N] at int64 `positions` [N], which
-        `reach` was told of; every layer attends by `attention`."""
+        `reach` was told of; every layer attends by `attention`. With int64 `wanted` [M] those
+        rows' alone, [M, H]."""
         ...
 
     def weight_bytes(self) -> int:
         """Bytes that the weights take."""
         ...
+
+
+def chosen(states: torch.Tensor, wanted: torch.Tensor | None) -> torch.Tensor:
+    """The `wanted` rows of `states`, or all of them."""
+    return states if wanted is None else states.index_select(0, wanted)
 
 
 class ModuleDecoder:
@@ -54,9 +64,14 @@ class ModuleDecoder:
         """Nothing to do: the modules take angles of positions as they come."""
 
     def hidden(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: Attention,
+        wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Final hidden states [N, H] of int64 `token_ids` [N] at int64 `positions` [N]."""
+        """Final hidden states [N, H] of int64 `token_ids` [N] at int64 `positions` [N], or of the
+        `wanted` rows alone."""
         output = self._body(
             input_ids=token_ids[None],
             position_ids=positions[None],
@@ -64,7 +79,7 @@ class ModuleDecoder:
             packed_attention=attention,
         )
         states: torch.Tensor = output.last_hidden_state
-        return states[0]
+        return chosen(states[0], wanted)
 
     def weight_bytes(self) -> int:
         """Bytes that the weights take."""

@@ -196,7 +196,7 @@ class Drafter:
             for group, draft in lagging
             for token in group.tokens[draft.rows : draft.rows + draft.catch_up]
         ]
-        self._required().hidden(integers(tokens, self._device), segments)
+        self._required().hidden(integers(tokens, self._device), segments, ())
         return len(tokens)
 
     def _step(
@@ -207,9 +207,10 @@ class Drafter:
         `drawn` are the drafts of the step before, None in the first.
         """
         if drawn is not None:
-            last_rows = [_next_row(groups[i], step) for i in active]
-            return self._required().hidden(drawn[: len(active)], last_rows), len(active)
-        segments: list[Segment] = []
+            count = len(active)
+            segments = [_next_row(groups[i], step) for i in active]
+            return self._required().hidden(drawn[:count], segments, range(count)), count
+        segments = []
         tokens: list[int] = []
         last: list[int] = []
         for index in active:
@@ -221,8 +222,7 @@ class Drafter:
             )
             tokens += pending
             last.append(len(tokens) - 1)
-        hidden = self._required().hidden(integers(tokens, self._device), segments)
-        return hidden[integers(last, self._device)], len(tokens)
+        return self._required().hidden(integers(tokens, self._device), segments, last), len(tokens)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return self._required().logits(hidden)[:, : self._vocabulary]

@@ -70,14 +70,15 @@ class FixableTransformers:
         # recorded.
         model.decoder.reach(min(model.max_positions, pool.blocks * pool.block_size))
 
-    def hidden(self, token_ids: Tensor, rows: PackedRows) -> Tensor:
-        """Final hidden states [N, H] of int64 `token_ids` [N] at `rows`; writes K/V.
+    def hidden(self, token_ids: Tensor, rows: PackedRows, wanted: Tensor | None = None) -> Tensor:
+        """Final hidden states [N, H] of int64 `token_ids` [N] at `rows`, or of the `wanted` rows
+        alone; writes K/V.
 
         Raises ValueError when `rows` do not fit the pool, the context or the tokens.
         """
         rows.check_call(len(token_ids), self.max_positions)
         rows.check_pool(self._blocks, self.block_size)
-        return self.inner.hidden(token_ids, rows)
+        return self.inner.hidden(token_ids, rows, wanted)
 
     def shape_of(self, rows: PackedRows) -> FixedShape | None:
         """The shape that holds `rows`, None where padding would cost more than it saves."""

@@ -31,8 +31,11 @@ class Forward(Protocol):
         """How a row's arithmetic depends on the rows beside it."""
         ...
 
-    def hidden(self, token_ids: torch.Tensor, rows: PackedRows) -> torch.Tensor:
-        """Final hidden states [N, H] of int64 `token_ids` [N] at `rows`.
+    def hidden(
+        self, token_ids: torch.Tensor, rows: PackedRows, wanted: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Final hidden states [N, H] of int64 `token_ids` [N] at `rows`; with int64 `wanted` [M]
+        those rows' alone, [M, H] in that order, which may take less work.
 
         Writes the K/V rows of all inputs. A row sees exactly its own segment's rows at positions
         up to its own, cached ones and those of this call.
@@ -76,8 +79,11 @@ class TransformersForward:
         self._heads = model.heads
         self._attention = attention
 
-    def hidden(self, token_ids: torch.Tensor, rows: PackedRows) -> torch.Tensor:
-        """Final hidden states [N, H] of int64 `token_ids` [N] at `rows`; writes K/V.
+    def hidden(
+        self, token_ids: torch.Tensor, rows: PackedRows, wanted: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Final hidden states [N, H] of int64 `token_ids` [N] at `rows`, or of the `wanted` rows
+        alone; writes K/V.
 
         Raises ValueError when `rows` do not fit the pool, the context or the tokens.
         """
@@ -85,7 +91,7 @@ class TransformersForward:
         with torch.inference_mode():
             attention = self._attention(self.pool, rows, self._heads)
             self._decoder.reach(rows.highest_position + 1)
-            return self._decoder.hidden(token_ids, rows.positions, attention)
+            return self._decoder.hidden(token_ids, rows.positions, attention, wanted)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Raw next-token logits [M, V] float32 of hidden states [M, H]."""

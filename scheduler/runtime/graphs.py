@@ -11,6 +11,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from scheduler.runtime.decoder import chosen
 from scheduler.runtime.forward import Forward
 from scheduler.runtime.rows import PackedRows
 
@@ -98,20 +99,21 @@ class GraphedForward(Generic[Shape]):
         """How a row's arithmetic depends on the rows beside it: here also by its call's shape."""
         return f"{self.inner.numerics}, padded"
 
-    def hidden(self, token_ids: Tensor, rows: PackedRows) -> Tensor:
-        """Final hidden states [N, H] of int64 `token_ids` [N] at `rows`; writes K/V.
+    def hidden(self, token_ids: Tensor, rows: PackedRows, wanted: Tensor | None = None) -> Tensor:
+        """Final hidden states [N, H] of int64 `token_ids` [N] at `rows`, or of the `wanted` rows
+        alone; writes K/V.
 
         Raises ValueError when `rows` do not fit the pool, the context or the tokens.
         """
         with torch.inference_mode():
             kept = self._keep(self.inner.shape_of(rows))
             if kept is None:
-                return self.inner.hidden(token_ids, rows)
+                return self.inner.hidden(token_ids, rows, wanted)
             kept.call.fill(token_ids, rows)
             kept.calls += 1
             if kept.calls == 2:  # the first may stay the only one
                 kept.run = self._recording(kept.call)
-            return kept.call.pick(kept.run(), rows)
+            return chosen(kept.call.pick(kept.run(), rows), wanted)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Raw next-token logits [M, V] float32 of hidden states [M, H]."""

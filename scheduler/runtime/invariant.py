@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 
 from scheduler.config import PoolConfig
 from scheduler.errors import ConfigRefused
+from scheduler.runtime.decoder import chosen
 from scheduler.runtime.forward import TransformersForward
 from scheduler.runtime.loading import LoadedModel
 from scheduler.runtime.rows import Integers, PackedRows, Segment, pack
@@ -52,8 +53,11 @@ class InvariantForward:
         """What a row's bits depend on besides the row, for the round coordinate."""
         return f"rows of {self.rows}, keys in splits of {SPLIT_KEYS}"
 
-    def hidden(self, token_ids: torch.Tensor, rows: PackedRows) -> torch.Tensor:
-        """Final hidden states [N, H] of int64 `token_ids` [N] at `rows`; writes K/V.
+    def hidden(
+        self, token_ids: torch.Tensor, rows: PackedRows, wanted: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Final hidden states [N, H] of int64 `token_ids` [N] at `rows`, or of the `wanted` rows
+        alone; writes K/V.
 
         Raises ValueError when `rows` do not fit the pool, the context or the tokens.
         """
@@ -67,7 +71,7 @@ class InvariantForward:
             self.inner.hidden(pad(token_ids[first : first + self.rows], (0, missing)), cut)
             for first, missing, cut in self._cuts(rows)
         ]
-        return torch.cat(calls)[: len(token_ids)]
+        return chosen(torch.cat(calls)[: len(token_ids)], wanted)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Raw next-token logits [M, V] float32 of hidden states [M, H]."""

@@ -16,6 +16,9 @@ HALF_LARGEST = 65504.0
 HALF_ERROR = 2.0**-25
 # From about this many weights on, a second thread saves more than it costs to wake.
 THREADED_WEIGHTS = 1 << 20
+# Up to about this many, layers that take the same rows are one: fewer operations. Past it a few
+# rows are multiplied in passes over weights that no cache holds, so that smaller ones are faster.
+STACKED_WEIGHTS = 1 << 22
 # Rows that are tried, and how near to float32: rounding to 16 bits is off by 100 times as much.
 _TRIED = 64
 _CLOSE = 2e-5

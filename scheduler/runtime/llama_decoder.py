@@ -13,7 +13,8 @@ from torch.nn.functional import embedding, silu
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from scheduler.runtime.attention import Attention, LayerAttention
-from scheduler.runtime.linear import LinearLayer, build_linear, linear
+from scheduler.runtime.decoder import chosen
+from scheduler.runtime.linear import STACKED_WEIGHTS, LinearLayer, build_linear, linear
 
 LLAMA_FAMILY = frozenset(
     {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM"}
@@ -106,17 +107,17 @@ class _Layer:
     attention: LayerAttention
     output: LinearLayer
     mlp_norm: RmsNorm
-    gate_up: LinearLayer
+    gate_up: tuple[LinearLayer, ...]
     down: LinearLayer
 
     def bytes(self) -> int:
-        linears = (self.qkv, self.output, self.gate_up, self.down)
+        linears = (self.qkv, self.output, *self.gate_up, self.down)
         norms = (self.attention_norm, self.head_norm, self.mlp_norm)
         return sum(part.bytes() for part in (*linears, *norms) if part is not None)
 
 
 class LlamaDecoder:
-    """Fused q/k/v and gate/up products, rotary pairs side by side, no module calls.
+    """Fused q/k/v (and where it pays gate/up) products, rotary pairs side by side, no module calls.
 
     Raises ValueError for a model whose layers are not of the family.
     """
@@ -145,13 +146,23 @@ class LlamaDecoder:
         self._rotation.reach(positions)
 
     def hidden(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: Attention,
+        wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Final hidden states [N, H] of int64 `token_ids` [N] at int64 `positions` [N]."""
+        """Final hidden states [N, H] of int64 `token_ids` [N] at int64 `positions` [N].
+
+        The last layer finishes the `wanted` rows alone: the others are there for their K/V.
+        """
         states = embedding(token_ids, self._embeddings).to(self._dtype)
         factors = self._rotation.factors(positions)
         for layer in self._layers:
-            states += self._attend(layer, states, factors, attention)
+            attended = self._attend(layer, states, factors, attention)
+            if layer is self._layers[-1]:
+                states, attended = chosen(states, wanted), chosen(attended, wanted)
+            states += linear(attended, layer.output)
             states += _feed_forward(layer, states)
         return self._norm(states)
 
@@ -169,7 +180,7 @@ class LlamaDecoder:
             turned.copy_(layer.head_norm(turned))
         rotate_(turned, factors)
         query, new = heads[:, : self._heads], heads[:, self._heads :]
-        return linear(attention.attend(layer.attention, query, new), layer.output)
+        return attention.attend(layer.attention, query, new)
 
     def weight_bytes(self) -> int:
         """Bytes that the weights take."""
@@ -178,8 +189,14 @@ class LlamaDecoder:
 
 
 def _feed_forward(layer: _Layer, states: torch.Tensor) -> torch.Tensor:
-    gate, up = linear(layer.mlp_norm(states), layer.gate_up).chunk(2, dim=-1)
-    return linear(silu(gate).mul_(up), layer.down)
+    gate, up = _gate_and_up(layer, layer.mlp_norm(states))
+    return linear(silu(gate, inplace=True).mul_(up), layer.down)
+
+
+def _gate_and_up(layer: _Layer, rows: torch.Tensor) -> Sequence[torch.Tensor]:
+    if len(layer.gate_up) == 1:
+        return linear(rows, layer.gate_up[0]).chunk(2, dim=-1)
+    return [linear(rows, each) for each in layer.gate_up]
 
 
 class _LayerBuilder:
@@ -207,12 +224,20 @@ class _LayerBuilder:
             ),
             output=self._output(prefix + "self_attn.o_proj."),
             mlp_norm=self._norm(prefix + "post_attention_layernorm.weight"),
-            gate_up=self._linear(prefix + "mlp.", ("gate_proj", "up_proj")),
+            gate_up=self._gate_up(prefix + "mlp."),
             down=self._linear(prefix + "mlp.", ("down_proj",)),
         )
 
     def _norm(self, name: str) -> RmsNorm:
         return RmsNorm(self._weights[name], self._config.rms_norm_eps)
+
+    def _gate_up(self, prefix: str) -> tuple[LinearLayer, ...]:
+        """Both projections as one layer where that pays, else apart."""
+        names = ("gate_proj", "up_proj")
+        weights = sum(self._weights[f"{prefix}{name}.weight"].numel() for name in names)
+        if self._half and weights > STACKED_WEIGHTS:
+            return tuple(self._linear(prefix, (name,)) for name in names)
+        return (self._linear(prefix, names),)
 
     def _linear(self, prefix: str, names: Sequence[str]) -> LinearLayer:
         return build_linear(

@@ -151,18 +151,19 @@ class RoundExecutor:
         if not call.segments:
             none = torch.ones(0, dtype=torch.bool, device=self._target.device)
             return self._with_started(plan, rows, call, None), none
-        hidden = self._target.hidden(call.token_ids, call.segments)
+        scored = len(call.scored)
+        hidden = self._target.hidden(call.token_ids, call.segments, (*call.scored, *call.lasts))
+        finite = hidden[scored:].isfinite().all(dim=1)
         silent = [group for group in plan.groups if not group.emits]
-        finite = hidden[integers(call.lasts, hidden.device)].isfinite().all(dim=1)
-        held = [(g, last) for g, last in zip(silent, call.lasts, strict=True) if g.retains]
-        needed = integers([*call.scored, *(last for _, last in held)], hidden.device)
+        held = [(group, place) for place, group in enumerate(silent, scored) if group.retains]
+        needed = integers([*range(scored), *(place for _, place in held)], hidden.device)
         if not len(needed):
             nothing = None if call.started else hidden.new_zeros(0, self._vocabulary)
             return self._with_started(plan, rows, call, nothing), finite
         logits = self._target.logits(hidden[needed])[:, : self._vocabulary]
-        for (group, _), row in zip(held, logits[len(call.scored) :], strict=True):
+        for (group, _), row in zip(held, logits[scored:], strict=True):
             self._retained.hold(group, row)
-        return self._with_started(plan, rows, call, logits[: len(call.scored)]), finite
+        return self._with_started(plan, rows, call, logits[:scored]), finite
 
     def _with_started(
         self, plan: RoundPlan, rows: Rows, call: TargetCall, logits: Tensor | None

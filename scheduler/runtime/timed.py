@@ -7,6 +7,7 @@ from torch import Tensor
 
 from scheduler.runtime.forward import Forward
 from scheduler.runtime.rows import Segment, pack
+from scheduler.sampling.moving import integers
 
 
 class TimedForward:
@@ -20,11 +21,15 @@ class TimedForward:
         self._clock = clock
         self.seconds = 0.0
 
-    def hidden(self, token_ids: Tensor, segments: Sequence[Segment]) -> Tensor:
-        """Hidden states [N, H] of packed rows; their K/V rows are written."""
+    def hidden(
+        self, token_ids: Tensor, segments: Sequence[Segment], wanted: Sequence[int]
+    ) -> Tensor:
+        """Hidden states [M, H] of the `wanted` ones of N packed rows; all K/V rows are written."""
         rows = pack(segments, self._forward.block_size, self._forward.device)
         started = self._clock()
-        hidden = self._forward.hidden(token_ids, rows)
+        everything = list(wanted) == list(range(len(token_ids)))
+        chosen = None if everything else integers(wanted, self._forward.device)
+        hidden = self._forward.hidden(token_ids, rows, chosen)
         self.seconds += self._clock() - started
         return hidden
 

@@ -12,6 +12,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from scheduler.config import PoolConfig
 from scheduler.runner import ModelIdentity
+from scheduler.runtime.decoder import chosen
 from scheduler.runtime.forward import Forward
 from scheduler.runtime.graphs import GraphedForward, Record
 from scheduler.runtime.rows import PackedRows
@@ -49,8 +50,11 @@ class VllmForward:
             VllmBuffers(model.max_positions, pool.block_size, model.device) if fixed else None
         )
 
-    def hidden(self, token_ids: torch.Tensor, rows: PackedRows) -> torch.Tensor:
-        """Final hidden states [N, H] of int64 `token_ids` [N] at `rows`; writes K/V.
+    def hidden(
+        self, token_ids: torch.Tensor, rows: PackedRows, wanted: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Final hidden states [N, H] of int64 `token_ids` [N] at `rows`, or of the `wanted` rows
+        alone; writes K/V.
 
         Raises ValueError when `rows` do not fit the pool, the context or the tokens, RuntimeError
         when another thread is inside a call of any model.
@@ -60,7 +64,7 @@ class VllmForward:
         inputs = CallInputs(token_ids=token_ids, positions=rows.positions, slots=rows.slots)
         with one_call(self.model):
             metadata = self.kv.metadata(_metadata(rows))
-            return run_layers(self.model, self.kv, metadata, inputs)
+            return chosen(run_layers(self.model, self.kv, metadata, inputs), wanted)
 
     def shape_of(self, rows: PackedRows) -> VllmShape | None:
         """The shape that holds `rows` in buffers that stay in place, None where there is none."""

@@ -110,6 +110,19 @@ def test_a_prompt_in_chunks_beside_others(chunk, forwards, judges):
     judges["target"].decide()
 
 
+@pytest.mark.parametrize("name", POOLS)
+def test_rows_that_nobody_wants_are_there_for_others_all_the_same(name, forwards, judges):
+    requests = Requests(forwards[name], LENGTHS, seed=4)
+    requests.write({number: (0, past) for number, past in enumerate(PASTS)})
+    spans = {n: (past, past + ROWS[n]) for n, past in enumerate(PASTS)}
+    for number, found in requests.last_rows(spans).items():
+        judges[name].see(found, requests.tokens[number], spans[number][1] - 1)
+    again = {n: (past + ROWS[n] - 1, past + ROWS[n]) for n, past in enumerate(PASTS)}
+    for number, found in requests.call(again).items():
+        judges[name].see(found, requests.tokens[number], again[number][0])
+    judges[name].decide()
+
+
 def test_the_same_rows_come_from_a_recording_as_well(kind, forwards, judges):
     requests = Requests(forwards["target"], LENGTHS, seed=3)
     for _ in range(3):

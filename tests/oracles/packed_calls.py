@@ -112,13 +112,27 @@ class Requests:
 
     def call(self, spans):
         """Logits of rows `first` to `last` of each request {number: (first, last)}, in one call."""
+        counts = [last - first for first, last in spans.values()]
+        parts = self.forward.logits(self._hidden(spans)).cpu().split(counts)
+        return dict(zip(spans, parts, strict=True))
+
+    def last_rows(self, spans):
+        """The same call, but logits [1, V] of the last row of each request, the others unasked."""
+        ends = torch.tensor([last - first for first, last in spans.values()]).cumsum(0) - 1
+        # Last request first: rows come in the order that is asked for.
+        hidden = self._hidden(spans, ends.flip(0).to(self.forward.device))
+        return dict(zip(reversed(spans), self.forward.logits(hidden).cpu().split(1), strict=True))
+
+    def write(self, spans):
+        """The same call for its K/V rows alone."""
+        hidden = self._hidden(spans, torch.zeros(0, dtype=torch.int64, device=self.forward.device))
+        assert len(hidden) == 0
+
+    def _hidden(self, spans, wanted=None):
         segments, ids = [], []
         for number, (first, last) in spans.items():
             segments.append(Segment(start=first, rows=last - first, blocks=self.tables[number]))
             ids += self.tokens[number][first:last]
         device = self.forward.device
         rows = pack(segments, self.forward.block_size, device)
-        hidden = self.forward.hidden(torch.tensor(ids, device=device), rows)
-        counts = [last - first for first, last in spans.values()]
-        parts = self.forward.logits(hidden).cpu().split(counts)
-        return dict(zip(spans, parts, strict=True))
+        return self.forward.hidden(torch.tensor(ids, device=device), rows, wanted)

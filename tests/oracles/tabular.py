@@ -71,8 +71,11 @@ class TabularForward:
         self._slots: list[int | None] = [None] * (blocks * block_size)
         self._rows: list[tuple[tuple[int, ...], bool]] = []
 
-    def hidden(self, token_ids: Tensor, rows: PackedRows) -> Tensor:
-        """The index of each row's prefix, and its health. Earlier calls' numbers are void."""
+    def hidden(self, token_ids: Tensor, rows: PackedRows, wanted: Tensor | None = None) -> Tensor:
+        """The index of each row's prefix, and its health; of `wanted` rows alone if any.
+
+        Numbers of earlier calls are void.
+        """
         self.calls.append(len(token_ids))
         for slot, token in zip(rows.slots.tolist(), token_ids.tolist(), strict=True):
             self._slots[slot] = token
@@ -87,7 +90,8 @@ class TabularForward:
         numbers = torch.arange(len(self._rows), dtype=torch.float64)
         sick = torch.tensor([poisoned for _, poisoned in self._rows])
         # A second column that is not finite where the K/V rows are not, as in a real model.
-        return torch.stack([numbers, torch.where(sick, torch.nan, 0.0)], dim=1)
+        states = torch.stack([numbers, torch.where(sick, torch.nan, 0.0)], dim=1)
+        return states if wanted is None else states[wanted]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The table's rows."""

@@ -227,8 +227,8 @@ class Crooked:
     def reach(self, positions):
         self._decoder.reach(positions)
 
-    def hidden(self, token_ids, positions, attention):
-        return self._spoil(self._decoder.hidden(token_ids, positions, attention))
+    def hidden(self, token_ids, positions, attention, wanted=None):
+        return self._spoil(self._decoder.hidden(token_ids, positions, attention, wanted))
 
     def weight_bytes(self):
         return self._decoder.weight_bytes()

@@ -2,9 +2,16 @@
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from scheduler.config import PoolConfig
+from scheduler.runtime import llama_decoder
+from scheduler.runtime.attention import PackedAttention
+from scheduler.runtime.kv_cache import KvPool, KvShape
+from scheduler.runtime.linear import half_available
 from scheduler.runtime.llama_decoder import (
     FIRST_ROTATIONS,
+    LlamaDecoder,
     RmsNorm,
     Rotation,
     grouped_order,
@@ -71,3 +78,63 @@ def test_a_table_shrinks_only_when_nothing_is_lost(values, dtype):
     found = narrow(table)
     assert found.dtype is dtype
     assert torch.equal(found.float(), table)
+
+
+def small_model():
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.3,
+    )
+    model = LlamaForCausalLM(config).eval()
+    # What float16 holds, so that packing takes every weight.
+    for weight in model.parameters():
+        weight.data = weight.data.half().float()
+    return model
+
+
+def packed_hidden(decoder, wanted=None):
+    """Hidden states of 5 tokens in a pool of their own."""
+    shape = KvShape(layers=3, kv_heads=2, head_dim=8, dtype=torch.float32)
+    pool = KvPool(shape, PoolConfig(blocks=1, block_size=16), CPU)
+    rows = pack([Segment(start=0, rows=5, blocks=(0,))], 16, CPU)
+    decoder.reach(5)
+    with torch.inference_mode():
+        attention = PackedAttention(pool, rows, 4)
+        return decoder.hidden(torch.arange(5), rows.positions, attention, wanted)
+
+
+@pytest.mark.parametrize("most", [0, 1 << 22])
+@pytest.mark.parametrize("half", [False, True])
+def test_gate_and_up_give_the_same_stacked_or_apart(monkeypatch, half, most):
+    if half and not half_available():
+        pytest.skip("this build or processor packs no weights to float16")
+    monkeypatch.setattr(llama_decoder, "STACKED_WEIGHTS", most)
+    model = small_model()
+    decoder = LlamaDecoder(model, half=half)
+    apart = half and not most
+    assert [len(layer.gate_up) for layer in decoder._layers] == 3 * [2 if apart else 1]
+    with torch.inference_mode():
+        expected = model.model(torch.arange(5)[None]).last_hidden_state[0]
+    assert torch.allclose(packed_hidden(decoder), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_last_layer_finishes_the_wanted_rows_alone(monkeypatch):
+    decoder = LlamaDecoder(small_model(), half=False)
+    expected = packed_hidden(decoder)
+    counts = []
+    multiply = llama_decoder.linear
+    monkeypatch.setattr(
+        llama_decoder,
+        "linear",
+        lambda rows, layer: counts.append(len(rows)) or multiply(rows, layer),
+    )
+    found = packed_hidden(decoder, torch.tensor([4, 1]))
+    assert torch.allclose(found, expected[[4, 1]], rtol=1e-5, atol=1e-6)
+    # Of each layer: q/k/v, output, gate and up, down.
+    assert counts == [5, 5, 5, 5, 5, 5, 5, 5, 5, 2, 2, 2]

@@ -104,7 +104,7 @@ def test_a_lost_draft_is_lost_in_the_same_way_when_its_round_is_run_again(layout
 class Split(TabularForward):
     """Tables whose rows gather whole splits of keys up to their own, as split attention does."""
 
-    def hidden(self, token_ids, rows):
+    def hidden(self, token_ids, rows, wanted=None):
         hidden = super().hidden(token_ids, rows)
         at = 0
         for blocks, start, count in zip(rows.blocks, rows.starts, rows.counts, strict=True):
@@ -115,7 +115,7 @@ class Split(TabularForward):
                 hidden[at, 1] = torch.nan if poisoned else 0.0
                 self._rows[at] = (self._rows[at][0], poisoned)
                 at += 1
-        return hidden
+        return hidden if wanted is None else hidden[wanted]
 
 
 class Chosen(FixedController):
