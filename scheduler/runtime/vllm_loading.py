@@ -45,6 +45,7 @@ from scheduler.runtime.loading import ModelSource, compute_dtype, load_config, r
 from scheduler.runtime.model_checks import QUANTIZATION, check_config, rounds_activations
 from scheduler.runtime.vllm_choice import VllmOptions
 from scheduler.runtime.vllm_kv import kv_shape
+from scheduler.runtime.vllm_norms import prefer_compiled_norms
 
 logger = logging.getLogger(__name__)
 
@@ -170,6 +171,8 @@ def load_module(config: VllmConfig) -> CausalModule:
     """Layers and weights, after the steps of vLLM's own workers that they need. `config` has to be
     the current one, and this process a rank of vLLM's groups."""
     config.kernel_config.ir_op_priority.set_default()
+    if current_platform.is_cpu():
+        prefer_compiled_norms()
     vllm.ir.set_default_torch_wrap(config.compilation_config.ir_enable_torch_wrap)
     with _no_accelerator_to_empty():
         module: CausalModule = get_model(vllm_config=config).eval()
