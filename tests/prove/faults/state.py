@@ -182,7 +182,7 @@ STATE = (
         "",
         "scheduler/runtime/round.py",
         (
-            "zip(held, logits[len(call.scored) :], strict=True)",
+            "zip(held, logits[scored:], strict=True)",
             "zip(held, logits[: len(held)], strict=True)",
         ),
         f"{LAYOUT_TESTS}::test_an_append_keeps_its_own_row_in_a_call_that_it_shares",
