@@ -39,11 +39,11 @@ NOT_IN_CORE = {
 }
 ENGINE_MAY = {"asyncio", "concurrent"}
 LAZY_ALLOWED = {"server.cli", "server.main", "scheduler.runtime.create"}
-# The K/V shim, the loader, the forward with its fixed calls, and a pair over several processes from
+# The K/V shim, the loader, norms, the forward with its fixed calls, and a pair over several processes from
 # either side.
 VLLM_ALLOWED = {
     f"scheduler.runtime.vllm_{name}"
-    for name in ("call", "fixed", "forward", "kv", "loading", "parallel", "worker")
+    for name in ("call", "fixed", "forward", "kv", "loading", "norms", "parallel", "worker")
 }
 ENVIRONMENT_READER = "server.settings"
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
