@@ -39,8 +39,8 @@ NOT_IN_CORE = {
 }
 ENGINE_MAY = {"asyncio", "concurrent"}
 LAZY_ALLOWED = {"server.cli", "server.main", "scheduler.runtime.create"}
-# The K/V shim, the loader, norms, the forward with its fixed calls, and a pair over several processes from
-# either side.
+# The K/V shim, the loader, norms, the forward with its fixed calls, and a pair over several
+# processes from either side.
 VLLM_ALLOWED = {
     f"scheduler.runtime.vllm_{name}"
     for name in ("call", "fixed", "forward", "kv", "loading", "norms", "parallel", "worker")
