@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from scheduler.config import PoolConfig
 from scheduler.runtime import llama_decoder
@@ -80,22 +80,10 @@ def test_a_table_shrinks_only_when_nothing_is_lost(values, dtype):
     assert torch.equal(found.float(), table)
 
 
-def small_model():
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=50,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        initializer_range=0.3,
-    )
-    model = LlamaForCausalLM(config).eval()
-    # What float16 holds, so that packing takes every weight.
-    for weight in model.parameters():
-        weight.data = weight.data.half().float()
-    return model
+@pytest.fixture
+def model(checkpoints):
+    """A small model in float32 whose weights and biases float16 holds."""
+    return LlamaForCausalLM.from_pretrained(checkpoints["llama-bfloat16"], dtype=torch.float32)
 
 
 def packed_hidden(decoder, wanted=None):
@@ -105,17 +93,16 @@ def packed_hidden(decoder, wanted=None):
     rows = pack([Segment(start=0, rows=5, blocks=(0,))], 16, CPU)
     decoder.reach(5)
     with torch.inference_mode():
-        attention = PackedAttention(pool, rows, 4)
+        attention = PackedAttention(pool, rows, 6)
         return decoder.hidden(torch.arange(5), rows.positions, attention, wanted)
 
 
 @pytest.mark.parametrize("most", [0, 1 << 22])
 @pytest.mark.parametrize("half", [False, True])
-def test_gate_and_up_give_the_same_stacked_or_apart(monkeypatch, half, most):
+def test_gate_and_up_give_the_same_stacked_or_apart(monkeypatch, model, half, most):
     if half and not half_available():
         pytest.skip("this build or processor packs no weights to float16")
     monkeypatch.setattr(llama_decoder, "STACKED_WEIGHTS", most)
-    model = small_model()
     decoder = LlamaDecoder(model, half=half)
     apart = half and not most
     assert [len(layer.gate_up) for layer in decoder._layers] == 3 * [2 if apart else 1]
@@ -124,8 +111,8 @@ def test_gate_and_up_give_the_same_stacked_or_apart(monkeypatch, half, most):
     assert torch.allclose(packed_hidden(decoder), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_last_layer_finishes_the_wanted_rows_alone(monkeypatch):
-    decoder = LlamaDecoder(small_model(), half=False)
+def test_the_last_layer_finishes_the_wanted_rows_alone(monkeypatch, model):
+    decoder = LlamaDecoder(model, half=False)
     expected = packed_hidden(decoder)
     counts = []
     multiply = llama_decoder.linear
