@@ -1,5 +1,7 @@
 """The order in which a recorder asks CUDA for things, on stand-ins; tests/gpu has the rest."""
 
+import gc
+import weakref
 from contextlib import contextmanager
 
 import pytest
@@ -15,7 +17,7 @@ class Stand:
 
     def __init__(self):
         self.told, self.mode, self.current, self.breaks = [], 0, "default", False
-        self.ended = []
+        self.ended, self.graphs = [], []
 
     def stream(self, name):
         owner = self
@@ -37,7 +39,9 @@ class Stand:
             self.current = before
 
     def graph(self):
-        return Graph(self)
+        found = Graph(self)
+        self.graphs.append(weakref.ref(found))
+        return found
 
     def set_mode(self, mode):
         self.mode = mode
@@ -72,7 +76,8 @@ def stand(monkeypatch):
         "current_stream": lambda device: found.stream(found.current),
         "default_stream": lambda device: found.stream("default"),
         "stream": found.inside,
-        "synchronize": lambda device: None,
+        "synchronize": lambda device: found.told.append("wait for the device"),
+        "empty_cache": lambda: found.told.append("give cached memory back"),
         "get_sync_debug_mode": lambda: found.mode,
         "set_sync_debug_mode": found.set_mode,
         "current_device": lambda: 3,
@@ -91,6 +96,8 @@ def test_a_launch_warms_up_then_is_recorded_on_a_stream_of_its_own(stand):
     assert stand.told == [
         "own waits for default",
         "launch on own, waiting is error",
+        "wait for the device",
+        "give cached memory back",
         "begin in pool, thread_local",
         "launch on own, waiting is 0",
         "end",
@@ -114,7 +121,25 @@ def test_a_launch_that_breaks_while_it_warms_up_breaks_nothing_else(stand):
     with pytest.raises(ZeroDivisionError):
         record(lambda: 1 // 0)
     assert (stand.mode, "end" in stand.told, stand.ended) == (0, False, [])
+    assert stand.told[-1] == "default waits for own"
     record(stand.launch)
+
+
+def test_a_launch_that_fails_while_it_is_recorded_is_waited_for_and_its_graph_stays(stand):
+    runs = []
+
+    def launch():
+        runs.append(stand.told[-1])
+        if len(runs) > 1:
+            raise MemoryError("out of memory")
+
+    record = GraphRecorder(CUDA)
+    with pytest.raises(MemoryError, match="out of memory"):
+        record(launch)
+    assert stand.told[-2:] == ["end", "default waits for own"]
+    record(stand.launch)
+    gc.collect()
+    assert [graph() is None for graph in stand.graphs] == [False, False]
 
 
 def test_after_a_recording_that_broke_off_nothing_is_recorded(stand):
