@@ -171,7 +171,12 @@ class GroupResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTimings:
-    """Seconds by part. `forward` is the share spent inside model forwards (draft and target)."""
+    """Seconds by part, together the runner's whole round. `forward` is the share spent inside model
+    forwards (draft and target).
+
+    On a CUDA device `draft` and `verify` are its own time from the first launch of a part to the
+    last one's end, `forward` is their sum, and `decide` is the rest, the host's work included.
+    """
 
     draft: float
     verify: float

@@ -160,7 +160,10 @@ class RoundMetrics:
             "residual_fallbacks", "Draws from the target's row because the residual had no mass."
         )
         self.preemptions = counter("preemptions", "Requests that gave their K/V blocks back.")
-        self.forward_seconds = counter("forward_seconds", "Time inside model forwards.")
+        self.forward_seconds = counter(
+            "forward_seconds",
+            "Time inside model forwards; on a GPU the device's for drafting and verification.",
+        )
         self.rounds = counter("rounds", "Rounds of the engine.")
         self.round_seconds = PlainCounter(
             registry,

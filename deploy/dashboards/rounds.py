@@ -46,7 +46,8 @@ COSTS = Section(
         Panel(
             title="Time inside model forwards",
             description="Share of the rounds' time spent in the models. Low: the host keeps the "
-            "device waiting. Look at the threads, at other load on the machine and at --log-level.",
+            "device waiting. Look at the threads, at other load on the machine and at --log-level. "
+            "On a GPU it is the device's time for drafting and verification.",
             unit="percentunit",
             queries=(
                 Query(

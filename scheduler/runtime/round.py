@@ -19,7 +19,6 @@ from scheduler.plan import (
     Role,
     RoundPlan,
     RoundResult,
-    RoundTimings,
     TerminalKind,
     TokenLogprobs,
 )
@@ -28,6 +27,7 @@ from scheduler.runtime.drafting import Drafted, Drafter
 from scheduler.runtime.draws import RoundDraws, by_ratio
 from scheduler.runtime.laws import RowLaws
 from scheduler.runtime.retained import RetainedRows
+from scheduler.runtime.round_watch import RoundWatch
 from scheduler.runtime.spoiled import SpoiledBlocks
 from scheduler.runtime.target_call import TargetCall, target_call
 from scheduler.runtime.timed import TimedForward
@@ -100,15 +100,15 @@ class RoundExecutor:
             raise
 
     def _run(self, plan: RoundPlan) -> RoundResult:
-        inside, started = self._inside(), self._clock()
+        inside, watch = self._inside(), RoundWatch(self._target.device, self._clock)
         emitters = [group for group in plan.groups if group.emits]
         laws = RowLaws(emitters, self._vocabulary, self._target.device, self._law)
         draws = RoundDraws(emitters, self._randomness, self._vocabulary, self._target.device)
         drafted = self._drafter.draft(emitters, laws, draws)
-        verifying = self._clock()
+        watch.part_ended()
         rows = target_rows(drafted.depths)
         logits, finite = self._verify(plan, rows, drafted)
-        deciding = self._clock()
+        watch.part_ended()
         results: dict[int, GroupResult] = {}
         transfer = None
         if emitters:
@@ -120,17 +120,11 @@ class RoundExecutor:
         chunks = [group for group in plan.groups if not group.emits]
         sound = transfer.chunks if transfer else [bool(value) for value in finite.tolist()]
         results |= self._prefilled(chunks, sound)
-        ended = self._clock()
         return RoundResult(
             round_id=plan.round_id,
             coordinate=plan.coordinate,
             groups=tuple(results[group.request] for group in plan.groups),
-            timings=RoundTimings(
-                draft=verifying - started,
-                verify=deciding - verifying,
-                decide=ended - deciding,
-                forward=self._inside() - inside,
-            ),
+            timings=watch.timings(self._inside() - inside),
             target_rows=sum(g.rows for g in plan.groups) + sum(drafted.depths),
             draft_rows=drafted.rows,
             logit_rows=len(rows.emitters) + _turned(plan.groups),
