@@ -52,7 +52,7 @@ check: $(STAMP) ## Check format, lint and types
 	@if test -x $(BIN)/hadolint; then $(BIN)/hadolint Dockerfile; fi
 
 prove: $(STAMP) ## Prove law, state and randomness, print one table (ARGS='--full --json FILE')
-	$(BIN)/python -m tests.prove $(ARGS)
+	$(BIN)/python -m tests.prove --workers $(if $(filter 0,$(WORKERS)),1,$(WORKERS)) $(ARGS)
 
 bench: $(STAMP) ## Measure and print the figures (ARGS='--json FILE')
 	$(BIN)/python -m tests.bench $(ARGS)

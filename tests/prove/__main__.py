@@ -1,4 +1,4 @@
-"""The command: runs the proofs in this process, one after the other, and prints one table."""
+"""The command: runs the proofs and prints one table."""
 
 import sys
 from collections.abc import Sequence
@@ -6,20 +6,14 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 
-import torch
-
 from tests.bench.machine import describe_machine, describe_versions
 from tests.prove.catalogue import find_proofs
 from tests.prove.options import Options, read_options
-from tests.prove.proof import Proof, Scope
-from tests.prove.report import Outcome, Report, merged, read_report, write_report
-from tests.prove.run import run_proof
+from tests.prove.pool import THREADS, run_proofs
+from tests.prove.proof import Proof
+from tests.prove.report import Report, merged, read_report, write_report
 from tests.prove.sources import product_digest
 from tests.prove.table import aligned, markdown, render
-
-# Tiny kernels, many of them: a second thread costs more than it brings, and the bits stay the same
-# on every machine.
-_THREADS = 1
 
 
 def main(arguments: Sequence[str], proofs: Sequence[Proof] | None = None) -> int:
@@ -55,8 +49,7 @@ def _prove(options: Options, offered: Sequence[Proof]) -> int:
         for proof in offered
         if (proof.name in options.only if options.only else proof.name not in known)
     ]
-    torch.set_num_threads(_THREADS)
-    outcomes = tuple(_tell_and_run(proof, options.scope) for proof in chosen)
+    outcomes = run_proofs(chosen, options.scope, options.workers)
     report = merged(replace(empty, outcomes=outcomes), earlier, offered)
     sys.stdout.write(render(report, detail=options.detail) + "\n")
     if options.json is not None:
@@ -73,17 +66,10 @@ def _start(options: Options, offered: int) -> Report:
         versions=describe_versions(),
         numpy=version("numpy"),
         product=product_digest(),
-        threads=_THREADS,
+        threads=THREADS,
         offered=offered,
         outcomes=(),
     )
-
-
-def _tell_and_run(proof: Proof, scope: Scope) -> Outcome:
-    """Run one proof; whoever waits sees which one it is."""
-    sys.stderr.write(f"proving {proof.name} ...\n")
-    sys.stderr.flush()
-    return run_proof(proof, scope)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs proofs one after the other and keeps what each came to. Knows nothing of how it is shown."""
+"""Runs one proof and keeps what it came to. Knows nothing of how it is shown."""
 
 import logging
 import time

@@ -291,3 +291,11 @@ def test_numbers_of_numpy_can_be_written(files):
     counted = Counted(finding(cases=np.int64(3), worst=np.float64(0.0), holds=np.bool_(True)))
     report = read_report(files(proofs=[proof("numpy", counted)])[2])
     assert report.outcomes[0].holds
+
+
+def test_processes_of_their_own_find_proofs_by_name_and_keep_the_order(capsys):
+    named = ["coordinate", "admission"]
+    flags = [flag for name in named for flag in ("--only", name)]
+    assert main([*flags, "--workers", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines if "HOLDS" in line] == named
