@@ -201,6 +201,7 @@ class Landing:
         if entry is None or not current:
             return Landed((), (_nothing_published(job, CommitOutcome.STALE),), (), ())
         message = result.error or "the round gave no usable law"
+        self._book.ledger.abort(group.request, round_id)
         event, finished = self._finish(entry, FinishReason.ERROR, now, error=message)
         return Landed((event,), (_nothing_published(job, CommitOutcome.ABORTED),), (finished,), ())
 
