@@ -2,6 +2,8 @@
 
 Reach acceptance alpha_i by the low-variance estimator of contract section 10, sum of masses over
 sum of bases. Labels run up to and including the first rejection; what lies behind it is censored.
+By block verification every draft has one, with its base for a weight: the share of rounds that
+reach a position is in the base, and where it is small the position was hardly seen.
 A position is seen only where K reached it, so its estimate is one of the rounds that were given
 such a K (a selection), until a probe goes deeper. Where acceptance changes along an output, easy
 parts are given long drafts and hard ones short: the selection would show deep positions as easy.
@@ -53,11 +55,12 @@ class Tally:
         self.mass = [_IDLE * mass for mass in self.mass]
         self.base = [_IDLE * base for base in self.base]
 
-    def add(self, mass: Sequence[float], base: Sequence[float]) -> None:
-        """Take in one round's reached positions."""
-        for place, (more, of) in enumerate(zip(mass, base, strict=True)):
-            self.mass[place] = self.mass[place] * self._kept + more
-            self.base[place] = self.base[place] * self._kept + of
+    def add(self, seen: Sequence[float], mass: Sequence[float], base: Sequence[float]) -> None:
+        """Take in one round by position; `seen` counts its observations, 1 or a share of one."""
+        for place, (weight, more, of) in enumerate(zip(seen, mass, base, strict=True)):
+            kept = self._kept**weight
+            self.mass[place] = self.mass[place] * kept + more
+            self.base[place] = self.base[place] * kept + of
 
 
 class Pool:
@@ -78,10 +81,10 @@ class Pool:
         nothing = (0.0,) * len(seen.base)
         for each, tally in self._stages.items():
             if each == stage:
-                tally.add(seen.mass, seen.base)
+                tally.add(seen.base, seen.mass, seen.base)
             else:
-                tally.add(nothing, nothing)
-        self._whole.add(seen.mass, seen.base)
+                tally.add(seen.base, nothing, nothing)
+        self._whole.add(seen.base, seen.mass, seen.base)
         self._forget_estimates()
 
     def fade(self) -> None:
@@ -155,7 +158,7 @@ class _Own:
     def compare(self, seen: SpeculationStats, alphas: Sequence[float]) -> None:
         """Book what was seen beside what was expected of it."""
         expected = [alpha * base for alpha, base in zip(alphas, seen.base, strict=False)]
-        self.tally.add(seen.mass, expected)
+        self.tally.add(seen.base, seen.mass, expected)
 
 
 class AcceptanceBook:

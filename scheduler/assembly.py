@@ -10,6 +10,7 @@ from scheduler.coordinate import engine_manifest
 from scheduler.costs import CostTable
 from scheduler.engine import Engine
 from scheduler.goodput import GoodputController
+from scheduler.guards import GuardedController, GuardedSink
 from scheduler.proposal import Proposer
 from scheduler.proposers.draft_model import DraftModelProposer
 from scheduler.proposers.ngram import NgramProposer
@@ -27,12 +28,15 @@ def build_engine(
     controller: Controller | None = None,
     fault: FaultHook = no_faults,
 ) -> Engine:
-    """An engine that is not started yet. Without a `controller` every K is `config.k`."""
+    """An engine that is not started yet. Without a `controller` every K is `config.k`.
+
+    What `sink` or `controller` raises is logged and ends nothing (see `guards`).
+    """
     capabilities = runner.capabilities()
     proposers: list[Proposer] = [NgramProposer()]
     if capabilities.draft is not None:
         proposers.append(DraftModelProposer())
-    controller = controller or FixedController(config.k)
+    controller = GuardedController(controller or FixedController(config.k))
     scheduler = Scheduler(
         Book(config, Ledger(fault)),
         controller,
@@ -43,7 +47,7 @@ def build_engine(
         scheduler=scheduler,
         runner=runner,
         controller=controller,
-        sink=sink,
+        sink=GuardedSink(sink),
         clock=clock,
         fault=fault,
     )

@@ -275,8 +275,8 @@ class Ledger:
         if self.has_aborted(record.request_id, record.round_id):
             return CommitOutcome.STALE
         check_postconditions(state, record, staged.successor)
-        advance(staged.phase, Phase.PUBLISHED)
         self._fault(FaultPoint.BEFORE_PUBLICATION, record.request_id)
+        advance(staged.phase, Phase.PUBLISHED)
         self._states[record.request_id] = staged.successor
         self._last[record.request_id] = record.round_id
         self._fault(FaultPoint.AFTER_PUBLICATION, record.request_id)
@@ -292,14 +292,25 @@ class Ledger:
         current = state is not None and state.generation == generation
         return current and not self.has_aborted(request_id, round_id)
 
+    def phase(self, request_id: int, round_id: int) -> Phase:
+        """At which end this round is, as far as the ledger recalls: the last publication, and all
+        that was aborted. Else READY, however far a `Staged` of it has come."""
+        if self._last.get(request_id) == round_id:
+            return Phase.PUBLISHED
+        return Phase.ABORTED if self.has_aborted(request_id, round_id) else Phase.READY
+
     def has_aborted(self, request_id: int, round_id: int) -> bool:
         """Whether this round, or a later one, ended without publication for the request."""
         return round_id <= self._aborted.get(request_id, 0)
 
     def abort(self, request_id: int, round_id: int) -> None:
         """End a round without publication: a result of it that comes later is stale. What the
-        runner kept for its successor may be gone by then."""
-        self._aborted[request_id] = max(round_id, self._aborted.get(request_id, 0))
+        runner kept for its successor may be gone by then. Again, it changes nothing. Raises
+        IllegalTransition for the round that was published last."""
+        phase = self.phase(request_id, round_id)
+        if phase is not Phase.ABORTED:
+            advance(phase, Phase.ABORTED)
+            self._aborted[request_id] = round_id
 
     def replace(self, request_id: int, successor: RequestState) -> None:
         """Install the successor of a preemption: same output, next generation.

@@ -27,8 +27,8 @@ class DraftView:
     that the request fixed, if it did. `context` counts its tokens, `emitted` those of its output,
     `left` those that may still come; `lag` is the rows that its draft cache is behind. `tpot` is
     the most seconds a token that its client wants, None for no wish. `own_seed` says that the
-    client chose the seed, `shared_seed` that a live request has the very same draws: both only
-    where draws decide what is accepted.
+    client chose the seed, `shared_seed` that a request which lived beside this one has or had the
+    very same draws, for good: both only where draws decide what is accepted.
     """
 
     request: int

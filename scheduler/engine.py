@@ -77,7 +77,10 @@ class Subscription:
 
 
 class Engine:
-    """Serves requests over one scheduler and one runner. All methods belong to the event loop."""
+    """Serves requests over one scheduler and one runner. All methods belong to the event loop.
+
+    What `controller` or `sink` raises ends the loop: `assembly` gives it such as raise nothing.
+    """
 
     def __init__(
         self,

@@ -123,15 +123,18 @@ class GoodputController:
             self._take_in()
 
     def _take_in(self) -> None:
-        for stats in self._untaken:
-            self._model.learn(stats)
-            self._book.learn(stats.groups)
-            self._prober.learn(stats)
-            self._outputs.learn(stats)
-        self._untaken.clear()
-        for request in self._ended:
-            self._book.forget(request)
-        self._ended.clear()
+        """Learn from what waits. What cannot be learnt from is not met again."""
+        untaken, self._untaken = self._untaken, []
+        try:
+            for stats in untaken:
+                self._model.learn(stats)
+                self._book.learn(stats.groups)
+                self._prober.learn(stats)
+                self._outputs.learn(stats)
+        finally:
+            for request in self._ended:
+                self._book.forget(request)
+            self._ended.clear()
 
     def forget(self, request: int) -> None:
         """The request ended; its last round is still to be learnt from."""

@@ -25,7 +25,14 @@ from scheduler.plan import (
 )
 from scheduler.request import FinishReason, ProposerKind, Request
 from scheduler.state import RequestState
-from scheduler.stats import CommitOutcome, Evidence, FinishedStats, GroupStats, SpeculationStats
+from scheduler.stats import (
+    CommitOutcome,
+    Evidence,
+    FinishedStats,
+    GroupStats,
+    Policy,
+    SpeculationStats,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -194,6 +201,7 @@ class Landing:
         if entry is None or not current:
             return Landed((), (_nothing_published(job, CommitOutcome.STALE),), (), ())
         message = result.error or "the round gave no usable law"
+        self._book.ledger.abort(group.request, round_id)
         event, finished = self._finish(entry, FinishReason.ERROR, now, error=message)
         return Landed((event,), (_nothing_published(job, CommitOutcome.ABORTED),), (finished,), ())
 
@@ -277,18 +285,23 @@ def _update(
     return ((0.0, count - 1),) if count > 1 else ()
 
 
-def _speculation(decision: Decision, result: GroupResult) -> SpeculationStats | None:
+def _speculation(
+    decision: Decision, result: GroupResult, policy: Policy
+) -> SpeculationStats | None:
+    """Block verification looks at all drafts, and P depends on A: over reached places alone its
+    masses would be those of rounds that went well (contract section 10)."""
     k = len(result.outcomes)
     if not k:
         return None
     cut = decision.terminal is TerminalKind.STOP
     reached = decision.accepted if cut else min(decision.accepted + 1, k)
+    seen = result.outcomes if policy is Policy.BLOCK else result.outcomes[:reached]
     return SpeculationStats(
         k=k,
         accepted=decision.accepted,
         reached=reached,
-        mass=tuple(each.mass for each in result.outcomes[:reached]),
-        base=tuple(each.base for each in result.outcomes[:reached]),
+        mass=tuple(each.mass for each in seen),
+        base=tuple(each.base for each in seen),
     )
 
 
@@ -323,7 +336,7 @@ def _group_stats(job: Job, staged: Staged, outcome: CommitOutcome) -> GroupStats
         committed=len(decision.emitted),
         prefilled=_prefilled(group),
         terminal=decision.terminal,
-        speculation=_speculation(decision, staged.result),
+        speculation=_speculation(decision, staged.result, stats.policy),
     )
 
 

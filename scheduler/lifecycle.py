@@ -1,7 +1,9 @@
 """The two state machines of the engine, as tables. Everything that moves a status is here.
 
 A request waits, runs and finishes; a preempted one waits again. A round of one request goes
-through the phases of a transaction. An illegal move raises and changes nothing.
+through the phases of a transaction: staging takes it to STAGED, the ledger of states to one of its
+two ends. Of a request that is gone the ledger keeps no round. An illegal move raises and changes
+nothing.
 """
 
 from enum import Enum, auto

@@ -99,8 +99,10 @@ class SpeculationStats:
     """One request in one round with K >= 1 drafts.
 
     `accepted` is after the cut at a stop. `reached` counts draft positions tested up to and
-    including the first rejection, trimmed at the first stop. `mass` and `base` have one entry a
-    reached position (contract section 10, low-variance acceptance).
+    including the first rejection, trimmed at the first stop. `mass` and `base` are the low-variance
+    acceptance of contract section 10: sums of the one over sums of the other. They have one entry a
+    reached position; by block verification one a draft, for there the estimate holds over all
+    rounds with so many drafts, before any cut at a stop.
     """
 
     k: int

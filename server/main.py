@@ -22,6 +22,7 @@ import uvicorn
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from scheduler.guards import GuardedSink
 from scheduler.runner import ModelIdentity
 from scheduler.stats import StatsSink
 from server.api import Api, ApiOptions
@@ -126,7 +127,7 @@ class _Process:
         sinks: list[StatsSink] = [PrometheusSink(self._metrics), DecisionLog(time.monotonic)]
         if self._rounds is not None:
             sinks.append(self._rounds)
-        self._batches = Batches(FanOut(*sinks))
+        self._batches = Batches(FanOut(*map(GuardedSink, sinks)))
 
     async def run(self) -> int:
         """Listen, load, serve, drain."""
@@ -233,7 +234,7 @@ class _Process:
             sinks.append(self._log)
         if self._traces is not None:
             sinks.append(self._traces.sink(self._settings.names[0], time.monotonic, time.time))
-        return FanOut(*sinks)
+        return FanOut(*map(GuardedSink, sinks))
 
     def _acceptance_log(self, loaded: "Loaded") -> AcceptanceLog | None:
         """The log that was asked for, begun. Blocks. Raises SettingsError when it cannot be."""

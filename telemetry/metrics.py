@@ -112,7 +112,8 @@ class SpeculationMetrics:
         self.verified = family("spec_verified", "Draft tokens scored by the target.", drafter)
         self.mass = family(
             "spec_acceptance_mass",
-            "Numerator of the low-variance reach acceptance.",
+            "Numerator of the low-variance reach acceptance: by block verification of all rounds "
+            "with so many drafts, else of those that reached the position.",
             rule,
             runs=False,
         )

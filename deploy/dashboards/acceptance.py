@@ -174,8 +174,9 @@ _POSITIONS = Section(
         Panel(
             title="Acceptance by mass",
             description="The same acceptance, estimated from both models' laws rather than from "
-            "draws: steadier at low traffic. If it departs from 'Acceptance by position' for long, "
-            "the tests do not follow from the laws: run fencepost explain on an acceptance log.",
+            "draws: steadier at low traffic; by block verification it knows nothing of cuts at "
+            "stops. If it departs from 'Acceptance by position' for long, the tests do not follow "
+            "from the laws: run fencepost explain on an acceptance log.",
             unit="percentunit",
             queries=(
                 Query(

@@ -54,13 +54,14 @@ def positions(rounds: Sequence[SpeculationStats]) -> tuple[Position, ...]:
     for place in range(longest):
         reaching = [each for each in rounds if each.reached > place]
         accepted = sum(each.accepted > place for each in reaching)
-        base = sum(each.base[place] for each in reaching)
+        shown = [each for each in rounds if len(each.base) > place]  # by block, all with such a K
+        base = sum(each.base[place] for each in shown)
         found.append(
             Position(
                 reached=len(reaching),
                 accepted=accepted,
                 acceptance=accepted / len(reaching),
-                mass_acceptance=sum(each.mass[place] for each in reaching) / base,
+                mass_acceptance=sum(each.mass[place] for each in shown) / base,
             )
         )
     return tuple(found)

@@ -147,6 +147,14 @@ def test_unreached_positions_say_nothing():
     assert second.mass_acceptance == 0.5
 
 
+def test_masses_of_unreached_positions_count_where_they_are_booked():
+    """Block verification books all drafts, for those of the reached ones alone are too good."""
+    well = SpeculationStats(k=2, accepted=2, reached=2, mass=(1.0, 1.0), base=(1.0, 1.0))
+    ill = SpeculationStats(k=2, accepted=0, reached=1, mass=(0.25, 0.0), base=(1.0, 0.25))
+    _, second = positions([well, ill])
+    assert (second.reached, second.acceptance, second.mass_acceptance) == (1, 1.0, 0.8)
+
+
 def test_percentile_takes_a_value_that_occurred():
     assert percentile(range(100, 0, -1), 0.99) == 99
     assert percentile([], 0.99) == 0.0

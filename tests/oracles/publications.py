@@ -10,7 +10,7 @@ import json
 from dataclasses import replace
 
 from scheduler.commit import Ledger
-from scheduler.errors import CommitRejected
+from scheduler.errors import CommitRejected, IllegalTransition
 from scheduler.landing import stage_round
 from scheduler.plan import Coordinate
 from scheduler.state import preempted
@@ -76,9 +76,12 @@ def _act(symbol, ledger, counting, window):
         return []
     act, number = symbol
     if act == "abort":
-        ledger.abort(VICTIM, window[number][1].record.round_id)
+        try:
+            ledger.abort(VICTIM, window[number][1].record.round_id)
+        except IllegalTransition:
+            return [] if number == counting.last else ["abort refused"]
         counting.floor = max(counting.floor, number)
-        return []
+        return ["abort of what is published"] if number == counting.last else []
     wanted = counting.publish(number)
     try:
         found = ledger.publish(window[number][1])

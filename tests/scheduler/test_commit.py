@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler.commit import CommitRecord, FaultPoint, Ledger, check_postconditions, stage
-from scheduler.errors import CommitRejected
+from scheduler.errors import CommitRejected, IllegalTransition
 from scheduler.lifecycle import Phase
 from scheduler.plan import Layout, TerminalKind
 from scheduler.state import RngState, extend_history, preempted
@@ -172,6 +172,29 @@ def test_a_round_of_a_closed_request_is_stale():
     assert ledger.publish(staged) is CommitOutcome.STALE
     assert ledger.state(5) is None
     assert not ledger.states
+
+
+def test_a_published_round_cannot_be_aborted():
+    state, staged = staged_snapshot()
+    ledger = opened(state)
+    assert ledger.phase(5, 7) is Phase.READY
+    ledger.publish(staged)
+    with pytest.raises(IllegalTransition, match="from PUBLISHED to ABORTED"):
+        ledger.abort(5, 7)
+    assert ledger.phase(5, 7) is Phase.PUBLISHED
+    assert ledger.publish(staged) is CommitOutcome.REPLAYED
+
+
+def test_an_aborted_round_stays_so():
+    """However often it is said, and of whatever round before it."""
+    state, staged = staged_snapshot()
+    ledger = opened(state)
+    for number in (7, 7, 6):
+        ledger.abort(5, number)
+        assert ledger.phase(5, 7) is ledger.phase(5, 6) is Phase.ABORTED
+        assert ledger.phase(5, 8) is Phase.READY
+    assert ledger.publish(staged) is CommitOutcome.STALE
+    assert ledger.state(5) is state
 
 
 def test_an_id_is_opened_once():

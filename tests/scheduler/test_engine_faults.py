@@ -174,10 +174,10 @@ async def test_a_fault_that_comes_back_ends_its_request():
 async def test_a_loop_that_dies_ends_every_subscription():
     d = Desk()
 
-    def broken(stats):
-        raise ZeroDivisionError("telemetry")
+    def broken(now):
+        raise ZeroDivisionError("planning")
 
-    d.sink.step = broken
+    d.engine._scheduler.plan = broken
     await d.engine.start()
     (subscription,) = d.ask(request(1, max_tokens=40))
     await outcome(subscription)

@@ -1,12 +1,13 @@
 """What the engine reports of its rounds and requests, and that the numbers agree."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
 from scheduler.controller import FixedController
 from scheduler.plan import TerminalKind
-from scheduler.stats import CommitOutcome, Forecast, Reason
+from scheduler.stats import CommitOutcome, Forecast, Policy, Reason
 from tests.oracles.desk import desk, outcome, outcomes
 from tests.oracles.rig import (
     BLOCK,
@@ -29,7 +30,9 @@ def check_ladder(groups):
     speculations = [(g.speculation, g.terminal) for g in groups if g.speculation is not None]
     for spec, _ in speculations:
         assert 0 <= spec.accepted <= spec.reached <= spec.k
-        assert len(spec.mass) == len(spec.base) == spec.reached
+    for policy, spec in ((g.policy, g.speculation) for g in groups if g.speculation is not None):
+        shown = spec.k if policy is Policy.BLOCK else spec.reached
+        assert len(spec.mass) == len(spec.base) == shown
     for place in range(1, 9):
         reached = sum(spec.reached > place for spec, _ in speculations)
         accepted = sum(spec.accepted >= place for spec, _ in speculations)
@@ -81,12 +84,17 @@ async def test_reached_accepted_and_stopped_make_a_ladder(served):
 
 
 async def test_places_past_a_rejection_are_not_reached():
+    kinds = list(enumerate(product((TOKEN, BLOCK, NOISE), (0.0, 1.0)), 1))
     async with desk() as d:
-        asked = [request(n, (n, 2), k=6, max_tokens=30, temperature=t) for n, t in ((1, 0), (2, 1))]
+        asked = [
+            request(n, (n, 2), k=6, max_tokens=30, temperature=warm, verifier=rule)
+            for n, (rule, warm) in kinds
+        ]
         await outcomes(d.ask(*asked))
     check_ladder(d.stats)
-    specs = [group.speculation for group in d.stats if group.speculation is not None]
-    assert any(spec.accepted + 1 < spec.k for spec in specs)
+    for n, _ in kinds:
+        specs = [group.speculation for group in shares(d, n) if group.speculation is not None]
+        assert any(spec.accepted + 1 < spec.k for spec in specs)
 
 
 async def test_a_request_s_numbers_are_the_sums_of_its_rounds(served):

@@ -1,8 +1,11 @@
 """Publication in any order, late, twice, or under another's name: once, or not at all."""
 
+from collections import Counter
+
 import pytest
 
 from scheduler.commit import FaultPoint
+from scheduler.lifecycle import Phase, advance
 from scheduler.plan import Layout
 from scheduler.stats import CommitOutcome
 from tests.oracles.publications import chain, late_results, mixed_up, orders
@@ -169,3 +172,62 @@ def test_a_fault_after_publication_is_acknowledged_and_appends_nothing(layout):
         assert rig.book.ledger.states == states
     assert hits == [1, 2] * 3
     finish(rig)
+
+
+@pytest.fixture
+def moves(monkeypatch):
+    """Where rounds went, by the table that production asks."""
+    found = []
+
+    def noted(phase, to):
+        found.append(advance(phase, to))
+        return to
+
+    monkeypatch.setattr("scheduler.commit.advance", noted)
+    return found
+
+
+def check_ends(rig, landed, moves):
+    """What was published and what was dropped went so by the table, each once."""
+    told = Counter(each.outcome.name for each in landed.groups)
+    ends = Counter(each.name for each in moves if each in {Phase.PUBLISHED, Phase.ABORTED})
+    assert ends == told
+    for each in landed.groups:
+        if each.request in rig.book.entries:
+            phase = rig.book.ledger.phase(each.request, rig.plans[-1].round_id)
+            assert phase.name == each.outcome.name
+
+
+@LAYOUTS
+@pytest.mark.parametrize("times", [1, 2, 99])
+@pytest.mark.parametrize("point", FaultPoint)
+def test_a_round_ends_published_or_aborted(layout, point, times, moves):
+    hits = []
+
+    def fault(where, number):
+        if where is point and number == 2 and len(hits) < times:
+            hits.append(rig.plans[-1].round_id)
+            raise RuntimeError(point.value)
+
+    rig = started(layout, 0, fault)
+    seen = set()
+    while (landed := rig.step()) is not None:
+        check_ends(rig, landed, moves)
+        seen |= set(moves)
+        moves.clear()
+    assert hits
+    dropped = point is not FaultPoint.AFTER_PUBLICATION
+    assert (Phase.ABORTED in seen) == dropped
+    assert Phase.PUBLISHED in seen
+
+
+@LAYOUTS
+def test_a_round_without_a_law_is_aborted(layout, moves):
+    rig = started(layout)
+    plan, jobs = rig.plan()
+    result, _ = rig.execute(plan, jobs)
+    moves.clear()
+    landed = rig.land(jobs, (None, None), result)
+    assert outcomes(landed) == {CommitOutcome.ABORTED}
+    check_ends(rig, landed, moves)
+    assert not rig.book.entries

@@ -172,7 +172,7 @@ def test_the_engine_chooses_by_the_costs(settings):
     costs = round_costs(settings(), runner(), config())
     for given, kind in ((costs, GoodputController), (None, FixedController)):
         engine = build_engine(loaded(given), Sink())
-        assert type(engine._controller) is kind
+        assert type(engine._controller._controller) is kind
 
 
 def test_the_fingerprint_says_whether_k_is_chosen(settings):

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from server.main import _Process
 from server.settings import load_settings
 from telemetry.batches import SECONDS, SIZE, Batches
+from telemetry.decision_log import DecisionLog
+from telemetry.sink import PrometheusSink
 from tests.telemetry.rounds import LOAD, ended, plain, step
 
 BUSY = replace(LOAD, running=1)
@@ -85,3 +87,17 @@ async def test_who_reads_sees_the_newest_round():
     process._batches.step(replace(step(plain(), round_id=3), load=BUSY, round_seconds=1e-4))
     shown = json.loads(process._rounds_page(process._rounds, 1))
     assert [each["round_id"] for each in shown["rounds"]] == [3]
+
+
+@pytest.mark.parametrize("broken", [PrometheusSink, DecisionLog])
+def test_a_report_that_raises_costs_the_others_no_round(broken, monkeypatch, caplog):
+    def raises(*_):
+        raise ZeroDivisionError("planted")
+
+    process = _Process(load_settings({"debug_rounds": "5"}))
+    monkeypatch.setattr(broken, "step", raises)
+    for number in (1, 2, 3):
+        process._batches.step(replace(step(plain(), round_id=number), load=BUSY, round_seconds=1))
+    shown = json.loads(process._rounds_page(process._rounds, 5))
+    assert [each["round_id"] for each in shown["rounds"]] == [1, 2, 3]
+    assert [each.exc_info[0] for each in caplog.records] == [ZeroDivisionError]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from scheduler.plan import RoundTimings, TerminalKind
 from scheduler.request import FinishReason, ProposerKind
-from scheduler.stats import CommitOutcome, LoadStats, Policy, PoolStats, Reason
+from scheduler.stats import CommitOutcome, LoadStats, Policy, PoolStats, Reason, SpeculationStats
 from tests.telemetry.conftest import Board
 from tests.telemetry.rounds import decided, drafted, ended, forecast, plain, step
 
@@ -86,6 +86,15 @@ def test_acceptance_mass_and_base_add_up_by_position(board):
     board.sink.step(step(drafted(3, 1, mass=0.25, base=0.5), drafted(3, 0, mass=0.125)))
     assert positions(board, "spec_acceptance_mass") == [0.375, 0.25, 0, 0]
     assert positions(board, "spec_acceptance_base") == [1.5, 0.5, 0, 0]
+
+
+def test_acceptance_mass_counts_unreached_positions_where_the_stats_have_them(board):
+    """As those of block verification do."""
+    whole = SpeculationStats(k=3, accepted=0, reached=1, mass=(0.5,) * 3, base=(1.0, 0.5, 0.5))
+    board.sink.step(step(drafted(3, 0, policy=Policy.BLOCK, speculation=whole)))
+    assert positions(board, "spec_acceptance_mass") == [0.5, 0.5, 0.5, 0]
+    assert positions(board, "spec_acceptance_base") == [1, 0.5, 0.5, 0]
+    assert positions(board, "spec_reached") == [1, 0, 0, 0]
 
 
 def test_law_of_accepted_counts_by_k_and_terminal(board):

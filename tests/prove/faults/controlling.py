@@ -106,8 +106,8 @@ CONTROL = (
         "",
         _ACCEPTANCE,
         (
-            "zip(mass, base, strict=True)",
-            "zip((*mass, 0.0)[: len(self.mass)], (*base, 1.0))",
+            "zip(seen, mass, base, strict=True)",
+            "zip((*seen, 1.0), (*mass, 0.0)[: len(self.mass)], (*base, 1.0))",
         ),
         f"{ACCEPTANCE_TESTS}::test_what_lies_behind_the_first_rejection_counts_nowhere",
     ),
