@@ -82,7 +82,9 @@ def test_times_are_those_of_the_first_and_the_last_byte(load):
     assert status == 0
     ttft, tpot, e2e = (summary[f"llm_{name}_ms"]["max"] for name in ("ttft", "tpot", "e2e"))
     assert ttft >= 60
-    assert tpot * 4 >= 200
+    assert e2e >= 260
+    # Less than the pause by as much as the first byte was read late.
+    assert tpot * 4 >= 100
     assert ttft + tpot * 4 == pytest.approx(e2e)
 
 
