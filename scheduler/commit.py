@@ -148,7 +148,7 @@ def stage(
     """Build the record and the successor of one verified group. `plan` is (round id, layout,
     digest). Raises CommitRejected when a postcondition fails; nothing outside changes."""
     round_id, layout, digest = plan
-    _check_addressee(group, result)
+    check_addressee(group, result)
     phase = advance(Phase.READY, Phase.VERIFIED)
     fault(FaultPoint.AFTER_VERIFICATION, group.request)
     decision, phase = decide(state, request, result), advance(phase, Phase.DECIDED)
@@ -195,7 +195,8 @@ def _successor(state: RequestState, decision: Decision, rows: int, draws: int) -
     )
 
 
-def _check_addressee(group: Group, result: GroupResult) -> None:
+def check_addressee(group: Group, result: GroupResult) -> None:
+    """Raises CommitRejected for a result of another request, or of another generation of it."""
     for field in ("request", "generation"):
         found, expected = getattr(result, field), getattr(group, field)
         if found != expected:

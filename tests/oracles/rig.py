@@ -12,7 +12,7 @@ from scheduler.book import Book
 from scheduler.commit import Ledger, no_faults
 from scheduler.config import EngineConfig, PoolConfig
 from scheduler.controller import FixedController
-from scheduler.landing import Landing, stage_round
+from scheduler.landing import Landing
 from scheduler.proposers.draft_model import DraftModelProposer
 from scheduler.proposers.ngram import NgramProposer
 from scheduler.request import (
@@ -28,6 +28,7 @@ from scheduler.runner import Capabilities, ModelIdentity
 from scheduler.runtime.torch_runner import Pair, TorchRunner
 from scheduler.sampling.rng import CounterRandomness, noise_key
 from scheduler.scheduler import Scheduler
+from scheduler.staging import stage_round
 from tests.oracles.serial import greedy_text, noise_text
 from tests.oracles.tabular import TabularForward, near, random_table
 

@@ -7,8 +7,8 @@ import pytest
 
 from scheduler.coordinate import difference, digest_of, engine_manifest, round_coordinate
 from scheduler.errors import CommitRejected
-from scheduler.landing import stage_round
 from scheduler.plan import Layout
+from scheduler.staging import stage_round
 from tests.oracles.coordinates import (
     CHANGES,
     DRAFTS,

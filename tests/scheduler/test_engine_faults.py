@@ -12,7 +12,17 @@ from scheduler.errors import EngineBusy
 from scheduler.request import FinishReason
 from scheduler.stats import CommitOutcome
 from tests.oracles.desk import MIXED, Breaks, Desk, Gone, Poisoned, desk, outcome, outcomes
-from tests.oracles.rig import BLOCK, NOISE, TARGET, TOKEN, config, expected, letters, request
+from tests.oracles.rig import (
+    BLOCK,
+    NOISE,
+    TARGET,
+    TOKEN,
+    Letters,
+    config,
+    expected,
+    letters,
+    request,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -152,9 +162,7 @@ async def test_a_fault_at_any_point_leaves_no_trace_in_the_text(point, warm):
         assert len(hits) == 1
         assert d.engine.load().target_pool.used == d.engine.load().draft_pool.used == 0
         aborted = [g.outcome for g in d.stats if g.outcome is not CommitOutcome.PUBLISHED]
-        # A fault while staging breaks the round of all three; later ones touch one request only.
-        count = {FaultPoint.BEFORE_PUBLICATION: 1, FaultPoint.AFTER_PUBLICATION: 0}.get(point, 3)
-        assert aborted == [CommitOutcome.ABORTED] * count
+        assert aborted == [CommitOutcome.ABORTED] * (point is not FaultPoint.AFTER_PUBLICATION)
 
 
 async def test_a_fault_that_comes_back_ends_its_request():
@@ -168,6 +176,43 @@ async def test_a_fault_that_comes_back_ends_its_request():
         assert [finish.reason.value for _, _, finish in found] == ["length", "error", "length"]
         assert found[1][0] == []
         assert found[0][0] == expected(asked[0])
+        assert d.engine.load().target_pool.used == 0
+
+
+class Unspeakable(Letters):
+    """A text that cannot be staged, whatever the tokens."""
+
+    def stage(self, state, token_ids, *, final):
+        raise ValueError("no text for it")
+
+
+def staging_fault(point, number):
+    """Fails request 2 wherever it is staged."""
+    if number == 2 and point is FaultPoint.AFTER_KV_STAGED:
+        raise ValueError(point.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "hook"), [(Unspeakable(), None), (Letters(), staging_fault)], ids=["text", "commit"]
+)
+async def test_staging_that_breaks_for_one_request_costs_the_others_one_round(text, hook):
+    """Everybody else's share of the round is published, and no round of theirs is run alone."""
+    async with desk(fault=hook) as d:
+        asked = [request(n, (n, 3), max_tokens=6, k=0) for n in (1, 3, 4)]
+        ill = request(2, (2, 3), max_tokens=6, k=0, text=text)
+        found = await outcomes(d.ask(ill, *asked))
+        tokens, _, finish = found[0]
+        assert (tokens, finish.reason) == ([], FinishReason.ERROR)
+        assert finish.error == "the output could not be committed (ValueError)"
+        for each, (tokens, _, _) in zip(asked, found[1:], strict=True):
+            assert tokens == expected(each)
+        published, aborted = CommitOutcome.PUBLISHED, CommitOutcome.ABORTED
+        first, second, *later = [
+            {group.request: group.outcome for group in step.groups} for step in d.sink.steps
+        ]
+        assert first == {1: published, 2: aborted, 3: published, 4: published}
+        assert second == {2: aborted}
+        assert later == [dict.fromkeys((1, 3, 4), published)] * 5
         assert d.engine.load().target_pool.used == 0
 
 

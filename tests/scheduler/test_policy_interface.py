@@ -16,10 +16,10 @@ from scheduler.commit import FaultPoint
 from scheduler.controller import Controller, FixedController, LoadView, fixed
 from scheduler.coordinate import round_coordinate
 from scheduler.errors import CommitRejected
-from scheduler.landing import stage_round
 from scheduler.plan import DeviceDraft, Group, HostDraft, RoundPlan
 from scheduler.proposal import Proposer, RequestView
 from scheduler.runtime import drafting
+from scheduler.staging import stage_round
 from tests.oracles.desk import desk, outcomes
 from tests.oracles.rig import TOKEN, Rig, request
 from tests.scheduler.test_planning import decoding, drafts

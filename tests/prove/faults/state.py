@@ -16,7 +16,7 @@ from tests.prove.planting import fault
 
 _RETAINED = "scheduler/runtime/retained.py"
 _COMMIT = "scheduler/commit.py"
-_LANDING = "scheduler/landing.py"
+_STAGING = "scheduler/staging.py"
 _SCHEDULER = "scheduler/scheduler.py"
 _STATE = "scheduler/state.py"
 
@@ -115,7 +115,7 @@ STATE = (
     fault(
         "result taken in with another coordinate's digest",
         "",
-        _LANDING,
+        _STAGING,
         (
             "differs = difference(result.coordinate, plan.coordinate)",
             "differs = None if result else difference(result.coordinate, plan.coordinate)",
