@@ -23,6 +23,7 @@ from scheduler.plan import (
 from scheduler.request import FinishReason, ProposerKind
 from scheduler.staging import Job, StagedGroup, Unstaged
 from scheduler.stats import CommitOutcome, Evidence, FinishedStats, GroupStats, SpeculationStats
+from scheduler.tokens import TokenIds
 
 logger = logging.getLogger(__name__)
 
@@ -212,7 +213,7 @@ def emitted(job: Job, staged: Staged) -> tuple[EmittedToken, ...]:
     return tuple(tokens)
 
 
-def draft_rows_after(group: Group, result: GroupResult, tokens: tuple[int, ...]) -> int:
+def draft_rows_after(group: Group, result: GroupResult, tokens: TokenIds) -> int:
     """The draft ledger after a round: the rows that are, by identity, a prefix of `tokens`.
 
     None count when the cache was lost: a draft row had no law, and the runner will clear it.
@@ -281,24 +282,29 @@ def _evidence(decision: Decision, result: GroupResult) -> Evidence | None:
 
 
 def _group_stats(job: Job, staged: Staged, outcome: CommitOutcome) -> GroupStats:
-    stats = _nothing_published(job, outcome)
-    if outcome is CommitOutcome.REPLAYED:
-        return stats
+    """Written out for what every round has: `replace` for each of its requests would be felt."""
     group, decision = job.group, staged.decision
-    stats = replace(
-        stats,
-        evidence=_evidence(decision, staged.result),
-        branch_rows=len(staged.result.written) - group.rows,
-    )
+    if outcome is CommitOutcome.REPLAYED:
+        return _nothing_published(job, outcome)
+    evidence = _evidence(decision, staged.result)
+    branch_rows = len(staged.result.written) - group.rows
     if outcome is not CommitOutcome.PUBLISHED:
-        return stats
-    return replace(
-        stats,
-        kept_rows=len(staged.record.committed_kv_token_ids),
+        stats = _nothing_published(job, outcome)
+        return replace(stats, evidence=evidence, branch_rows=branch_rows)
+    return GroupStats(
+        request=group.request,
+        outcome=outcome,
+        policy=policy_of(job.request),
+        proposer=_proposer(group),
+        domain=job.request.domain,
+        position=len(group.tokens),
         committed=len(decision.emitted),
         prefilled=_prefilled(group),
         terminal=decision.terminal,
         speculation=_speculation(decision, staged.result),
+        evidence=evidence,
+        branch_rows=branch_rows,
+        kept_rows=len(staged.record.committed_kv_token_ids),
     )
 
 

@@ -78,7 +78,7 @@ class Scheduler:
         groups = tuple(self._group(share, drafts.get(_id(share.entry))) for share in shares)
         self._rounds += 1
         parts = [
-            (group, share.state, share.entry.settings)
+            (group, share.state, share.entry.settings, share.entry.tables)
             for group, share in zip(groups, shares, strict=True)
         ]
         layout = self._config.layout

@@ -167,7 +167,7 @@ def test_a_plan_whose_depth_changed_after_the_run_is_refused():
     (group,), job = plan.groups, jobs[0]
     longer = replace(group, draft=replace(group.draft, depth=3))
     entry = rig.book.entries[1]
-    parts = [(longer, job.state, entry.settings)]
+    parts = [(longer, job.state, entry.settings, entry.tables)]
     other = round_coordinate('"engine"', plan.round_id, plan.layout, parts)
     assert other.digest != plan.coordinate.digest
     changed = replace(plan, groups=(longer,), coordinate=other)
