@@ -66,6 +66,7 @@ class Landing:
         now: float,
     ) -> Landed:
         """Publish each group by compare-and-swap; stale ones are counted and dropped."""
+        self._book.company.ran(len(jobs))
         parts = [
             self._land_one(job, each, outcome, now, result.round_id)
             for job, each, outcome in zip(jobs, staged, result.groups, strict=True)
@@ -90,12 +91,24 @@ class Landing:
             self._abort(entry, group, plan.round_id)
             if len(plan.groups) == 1 and entry.failures > 1:
                 ends.append(self._finish(entry, FinishReason.ERROR, now, error=message))
+        self._note_break(len(plan.groups), explained=bool(ends))
         return Landed(
             events=tuple(event for event, _ in ends),
             groups=tuple(stats),
             finished=tuple(finished for _, finished in ends),
             itl_seconds=(),
         )
+
+    def _note_break(self, requests: int, *, explained: bool) -> None:
+        """Bound what may share a round, if it is the size that breaks it."""
+        company = self._book.company
+        before = company.limit
+        if explained:
+            company.explained()
+        elif requests > 1:
+            company.broke(requests)
+        if company.limit != before:
+            logger.warning("rounds hold %s requests at most", company.limit or "any number of")
 
     def cancel(self, entry: Entry, now: float) -> FinishedStats:
         """End a request that its client gave up. The caller releases its blocks."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from itertools import pairwise
 
 import anyio
 import pytest
@@ -9,9 +10,10 @@ import pytest
 from scheduler.commit import FaultPoint
 from scheduler.config import PoolConfig
 from scheduler.errors import EngineBusy
+from scheduler.plan import Layout
 from scheduler.request import FinishReason
 from scheduler.stats import CommitOutcome
-from tests.oracles.desk import MIXED, Breaks, Desk, Gone, Poisoned, desk, outcome, outcomes
+from tests.oracles.desk import MIXED, Breaks, Desk, Gone, Narrow, Poisoned, desk, outcome, outcomes
 from tests.oracles.rig import (
     BLOCK,
     NOISE,
@@ -177,6 +179,45 @@ async def test_a_fault_that_comes_back_ends_its_request():
         assert found[1][0] == []
         assert found[0][0] == expected(asked[0])
         assert d.engine.load().target_pool.used == 0
+
+
+@pytest.mark.parametrize("layout", Layout)
+async def test_rounds_that_are_too_large_for_the_device_become_smaller(layout):
+    """Twice the full round breaks and runs one by one; then there is an end of that, and all go on
+    by turns."""
+    async with desk(config(layout=layout), runner=lambda runner: Narrow(runner, 2)) as d:
+        asked = [request(n, (n, 3), max_tokens=30, k=0) for n in range(1, 9)]
+        for each, (tokens, _, finish) in zip(asked, await outcomes(d.ask(*asked)), strict=True):
+            assert tokens == expected(each)
+            assert finish.reason is FinishReason.LENGTH
+        sizes = d.runner.sizes
+        assert sizes[:24] == [8, *[1] * 8, 8, *[1] * 8, 4, *[1] * 4, 2]
+        assert sizes.count(8) == 2
+        assert sizes.count(4) <= 3
+        served = [[g.request for g in step.groups] for step in d.sink.steps if step.target_rows]
+        turns = [pair for pair in served[20:30] if len(pair) == 2]
+        assert len(turns) > 8
+        assert all(set(one).isdisjoint(two) for one, two in pairwise(turns))
+        assert d.engine.load().target_pool.used == 0
+
+
+async def test_a_break_by_chance_leaves_rounds_as_large_as_they_were():
+    async with desk(runner=lambda runner: Breaks(runner, 4)) as d:
+        asked = [request(n, (n, 3), max_tokens=12, k=0) for n in range(1, 5)]
+        await outcomes(d.ask(*asked))
+        assert [len(step.groups) for step in d.sink.steps] == [4, 4, 4, 4, *[1] * 4, *[4] * 8]
+
+
+async def test_a_request_that_breaks_whole_rounds_makes_no_round_smaller():
+    """One after the other, each alone in its fault: what breaks is no matter of size."""
+    async with desk(runner=lambda runner: Poisoned(runner, 2)) as d:
+        for number in (2, 5, 6):
+            d.runner._number = number
+            asked = [request(number, (number, 1), max_tokens=4, k=0)]
+            asked += [request(10 * number + n, (n, 3), max_tokens=4, k=0) for n in (1, 2)]
+            found = await outcomes(d.ask(*asked))
+            assert [finish.reason.value for _, _, finish in found] == ["error", "length", "length"]
+        assert d.engine._book.company.limit is None
 
 
 class Unspeakable(Letters):
