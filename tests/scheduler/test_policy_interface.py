@@ -7,7 +7,7 @@ import inspect
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import pytest
@@ -20,6 +20,7 @@ from scheduler.plan import DeviceDraft, Group, HostDraft, RoundPlan
 from scheduler.proposal import Proposer, RequestView
 from scheduler.runtime import drafting
 from scheduler.staging import stage_round
+from scheduler.tokens import TokenIds
 from tests.oracles.desk import desk, outcomes
 from tests.oracles.rig import TOKEN, Rig, request
 from tests.scheduler.test_planning import decoding, drafts
@@ -88,7 +89,8 @@ def test_a_controller_decides_on_numbers_alone():
 
 def test_a_proposer_sees_published_tokens_and_numbers():
     assert arguments(Proposer.propose) == [RequestView, int]
-    assert reached(RequestView) == {RequestView, int, float}
+    assert reached(RequestView) == {RequestView, TokenIds, int, float}
+    assert typing.get_type_hints(TokenIds.__iter__)["return"] == Iterator[int]
     names = {each.name for each in dataclasses.fields(RequestView)}
     assert names == {"request", "tokens", "draft_rows", "row_budget", "min_confidence"}
 
