@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from scheduler.block_pool import BlockPool
 from scheduler.config import EngineConfig
+from scheduler.coordinate import extend_table
 from scheduler.entry import Entry
 from scheduler.plan import Role
 
@@ -37,6 +38,7 @@ class BlockTables:
         if more is None:
             return False
         entry.blocks[role] = held + more
+        entry.tables[role] = extend_table(entry.tables.get(role, ""), more)
         return True
 
     def rows_available(self, entry: Entry, role: Role) -> int:
@@ -48,7 +50,7 @@ class BlockTables:
         """Give back every block of both models."""
         for role, blocks in entry.blocks.items():
             self._pools[role].free(blocks)
-        entry.blocks = {}
+        entry.blocks, entry.tables = {}, {}
         entry.draft_rows = 0
         entry.retry = None
 

@@ -1,9 +1,10 @@
-"""Every live request with its state and its blocks; knows nothing of rounds."""
+"""Every live request with its state and its blocks; plans and lands no round."""
 
 from bisect import insort
 
 from scheduler.admission import BlockTables
 from scheduler.commit import Ledger
+from scheduler.company import Company
 from scheduler.config import EngineConfig
 from scheduler.coordinate import settings_manifest
 from scheduler.entry import Counters, Entry, draws
@@ -21,6 +22,7 @@ class Book:
         self.config = config
         self.ledger = ledger
         self.tables = BlockTables(config)
+        self.company = Company(config.max_requests)
         self.entries: dict[int, Entry] = {}
         self.waiting: list[Entry] = []
         self.running: list[Entry] = []

@@ -6,15 +6,16 @@ authoritative state as it was, or (after the swap) as it is to be.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 from scheduler.errors import CommitRejected
 from scheduler.lifecycle import Phase, advance
 from scheduler.plan import Group, GroupResult, Layout, TerminalKind
 from scheduler.request import FinishReason, Request, StagedText, Verifier
-from scheduler.state import RequestState, extend_history
+from scheduler.state import RequestState, RngState, extend_history
 from scheduler.stats import CommitOutcome
+from scheduler.tokens import tokens_of
 
 
 class FaultPoint(Enum):
@@ -78,13 +79,24 @@ class CommitRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """A transaction on its way: the successor exists beside the state that it may replace."""
+    """A transaction on its way: the successor exists beside the state that it may replace.
+
+    `checked` are the very records on which the postconditions were found to hold: start state,
+    record, successor.
+    """
 
     phase: Phase
     record: CommitRecord
     successor: RequestState
     decision: Decision
     result: GroupResult
+    checked: tuple[RequestState, CommitRecord, RequestState]
+
+    def holds_on(self, state: RequestState) -> bool:
+        """Whether the postconditions are known to hold from `state` on. They look at frozen records
+        only, so on the same three they give what they gave; an equal one is not the same."""
+        start, record, successor = self.checked
+        return start is state and record is self.record and successor is self.successor
 
 
 def draws_consumed(group: Group, result: GroupResult, decision: Decision) -> int:
@@ -147,18 +159,39 @@ def stage(
 ) -> Staged:
     """Build the record and the successor of one verified group. `plan` is (round id, layout,
     digest). Raises CommitRejected when a postcondition fails; nothing outside changes."""
-    round_id, layout, digest = plan
-    _check_addressee(group, result)
+    check_addressee(group, result)
     phase = advance(Phase.READY, Phase.VERIFIED)
     fault(FaultPoint.AFTER_VERIFICATION, group.request)
     decision, phase = decide(state, request, result), advance(phase, Phase.DECIDED)
     fault(FaultPoint.AFTER_DECISION, group.request)
     added = len(decision.emitted) + group.rows - 1 if group.emits else group.rows
-    committed, discarded = result.written[:added], result.written[added:]
+    rows = result.written[:added], result.written[added:]
     fault(FaultPoint.AFTER_KV_STAGED, group.request)
     successor = _successor(state, decision, added, draws_consumed(group, result, decision))
     fault(FaultPoint.AFTER_OUTPUT_STAGED, group.request)
-    record = CommitRecord(
+    record = _record(plan, group, state, successor, decision, rows)
+    check_postconditions(state, record, successor)
+    return Staged(
+        phase=advance(phase, Phase.STAGED),
+        record=record,
+        successor=successor,
+        decision=decision,
+        result=result,
+        checked=(state, record, successor),
+    )
+
+
+def _record(
+    plan: tuple[int, Layout, str],
+    group: Group,
+    state: RequestState,
+    successor: RequestState,
+    decision: Decision,
+    rows: tuple[tuple[int, ...], tuple[int, ...]],
+) -> CommitRecord:
+    """The record of a round from `state` to `successor`; `rows`: ids committed, ids discarded."""
+    round_id, layout, digest = plan
+    return CommitRecord(
         request_id=group.request,
         round_id=round_id,
         expected_generation=group.generation,
@@ -166,17 +199,14 @@ def stage(
         accepted_draft_count=decision.accepted,
         terminal_kind=decision.terminal,
         emitted_token_ids=decision.emitted,
-        committed_kv_token_ids=committed,
-        discarded_kv_token_ids=discarded,
+        committed_kv_token_ids=rows[0],
+        discarded_kv_token_ids=rows[1],
         rng_before=state.rng.consumed,
         rng_after=successor.rng.consumed,
         processor_before=state.history,
         processor_after=successor.history,
         digest=digest,
     )
-    check_postconditions(state, record, successor)
-    phase = advance(phase, Phase.STAGED)
-    return Staged(phase=phase, record=record, successor=successor, decision=decision, result=result)
 
 
 def _successor(state: RequestState, decision: Decision, rows: int, draws: int) -> RequestState:
@@ -184,18 +214,20 @@ def _successor(state: RequestState, decision: Decision, rows: int, draws: int) -
     history = state.history
     if decision.emitted:
         history = extend_history(history, decision.emitted)
-    return replace(
-        state,
-        tokens=state.tokens + decision.emitted,
+    rng = state.rng
+    return RequestState(
+        tokens=tokens_of(state.tokens).extended(decision.emitted),
+        prompt_length=state.prompt_length,
         kv_rows=state.kv_rows + rows,
         text=state.text if decision.text is None else decision.text.state,
         history=history,
-        rng=replace(state.rng, consumed=state.rng.consumed + draws),
+        rng=RngState(seed=rng.seed, choice=rng.choice, consumed=rng.consumed + draws),
         generation=state.generation + 1,
     )
 
 
-def _check_addressee(group: Group, result: GroupResult) -> None:
+def check_addressee(group: Group, result: GroupResult) -> None:
+    """Raises CommitRejected for a result of another request, or of another generation of it."""
     for field in ("request", "generation"):
         found, expected = getattr(result, field), getattr(group, field)
         if found != expected:
@@ -210,7 +242,7 @@ def check_postconditions(
     emits = bool(record.emitted_token_ids)
     retains = record.layout is Layout.RETAINED_FRONTIER
     checks = {
-        "output": successor.tokens == state.tokens + record.emitted_token_ids,
+        "output": tokens_of(successor.tokens).continues(state.tokens, record.emitted_token_ids),
         "kv_identity": record.committed_kv_token_ids == added,
         "kv_rows": successor.kv_rows == state.kv_rows + len(added),
         "start": not emits or not retains or state.retained,
@@ -274,7 +306,8 @@ class Ledger:
             return CommitOutcome.STALE
         if self.has_aborted(record.request_id, record.round_id):
             return CommitOutcome.STALE
-        check_postconditions(state, record, staged.successor)
+        if not staged.holds_on(state):
+            check_postconditions(state, record, staged.successor)
         self._fault(FaultPoint.BEFORE_PUBLICATION, record.request_id)
         advance(staged.phase, Phase.PUBLISHED)
         self._states[record.request_id] = staged.successor

@@ -9,11 +9,16 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 
-from scheduler.plan import Coordinate, DeviceDraft, Group, HostDraft, Layout
+from scheduler.plan import Coordinate, DeviceDraft, Group, HostDraft, Layout, Role
 from scheduler.request import SamplingParams, StopRules
 from scheduler.runner import Capabilities
-from scheduler.state import RequestState
+from scheduler.state import RequestState, extend_history
 
+Start = tuple[Group, RequestState, str, Mapping[Role, str]]
+"""A group with what it starts from: the state, the `settings_manifest` of its request, and the
+digest of each of its block tables (`extend_table`)."""
+
+_ROLES = (Role.DRAFT, Role.TARGET)
 _DRAWS = "splitmix64 over (seed, choice, stream, position, offset)"
 _PROCESSORS = ("bias", "penalties", "masks", "temperature", "top-k", "top-p", "min-p")
 
@@ -44,14 +49,23 @@ def settings_manifest(sampling: SamplingParams, stop: StopRules) -> str:
     )
 
 
+def extend_table(digest: str, blocks: Iterable[int]) -> str:
+    """Digest of a block table that had `digest`, with `blocks` behind it; "" is an empty one's.
+
+    It depends on the table alone, not on how it grew.
+    """
+    for block in blocks:
+        digest = extend_history(digest, (block,))
+    return digest
+
+
 def round_coordinate(
     engine: str,
     round_id: int,
     layout: Layout,
-    groups: Iterable[tuple[Group, RequestState, str]],
+    groups: Iterable[Start],
 ) -> Coordinate:
-    """The coordinate of one round: each group with the state that it starts from and the
-    `settings_manifest` of its request; `engine` is the `engine_manifest`."""
+    """The coordinate of one round; `engine` is the `engine_manifest`."""
     parts = ",".join(_group(*parts) for parts in groups)
     head = f'"layout":"{layout.value}","round":{round_id}'
     manifest = f'{{"engine":{engine},"groups":[{parts}],{head}}}'
@@ -72,28 +86,20 @@ def difference(found: Coordinate, expected: Coordinate) -> str | None:
     )
 
 
-def _group(group: Group, state: RequestState, settings: str) -> str:
-    """Every field of the group and of its start state; tokens by the digest of their history."""
-    manifest = _canonical(
-        {
-            "request": group.request,
-            "generation": group.generation,
-            "length": len(group.tokens),
-            "history": state.history,
-            "prompt_length": group.prompt_length,
-            "start": group.start,
-            "rows": group.rows,
-            "emits": group.emits,
-            "retains": group.retains,
-            "max_emit": group.max_emit,
-            "draft": _draft(group.draft),
-            "blocks": sorted((role.value, blocks) for role, blocks in group.blocks.items()),
-            "verifier": group.verifier.value,
-            "choice": group.choice,
-            "drawn": state.rng.consumed,
-        }
+def _group(group: Group, state: RequestState, settings: str, tables: Mapping[Role, str]) -> str:
+    """Every field of the group and of its start state; tokens by the digest of their history, block
+    tables by their own: what is written grows with the rows of a round, not with contexts. Spelt
+    out, since it is written for every request of every round."""
+    blocks = ",".join(f'"{role.value}":"{tables[role]}"' for role in _ROLES if role in group.blocks)
+    return (
+        f'{{"request":{group.request},"generation":{group.generation},'
+        f'"length":{len(group.tokens)},"history":"{state.history}",'
+        f'"prompt_length":{group.prompt_length},"start":{group.start},"rows":{group.rows},'
+        f'"emits":{_canonical(group.emits)},"retains":{_canonical(group.retains)},'
+        f'"max_emit":{group.max_emit},"draft":{_canonical(_draft(group.draft))},'
+        f'"blocks":{{{blocks}}},"verifier":"{group.verifier.value}","choice":{group.choice},'
+        f'"drawn":{state.rng.consumed},"settings":{settings}}}'
     )
-    return f'{manifest[:-1]},"settings":{settings}}}'
 
 
 def _draft(draft: HostDraft | DeviceDraft | None) -> dict[str, object]:
@@ -107,11 +113,16 @@ def _plain(record: HostDraft | DeviceDraft | SamplingParams | StopRules) -> dict
 
 
 def _canonical(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"), default=_refused)
+    if value is True or value is False:
+        return "true" if value else "false"
+    return _ENCODER.encode(value)
 
 
 def _refused(value: object) -> object:
     raise TypeError(f"{value!r} has no canonical form")
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), default=_refused)
 
 
 def _parsed(coordinate: Coordinate) -> object:

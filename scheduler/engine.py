@@ -10,16 +10,17 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from scheduler.commit import FaultHook, Staged, no_faults
+from scheduler.commit import FaultHook, no_faults
 from scheduler.controller import Controller
 from scheduler.entry import Entry
 from scheduler.errors import EngineBusy, EngineError
 from scheduler.events import OutputEvent
-from scheduler.landing import Job, Landed, Landing, stage_round
+from scheduler.landing import Landed, Landing
 from scheduler.plan import RoundPlan, RoundResult, nothing_run
 from scheduler.request import Request
 from scheduler.runner import ModelRunner
 from scheduler.scheduler import Scheduler
+from scheduler.staging import Job, StagedGroup, stage_round
 from scheduler.stats import LoadStats, StatsSink, StepStats, without_evidence
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class _Executed:
     """What the worker thread hands back."""
 
     result: RoundResult
-    staged: tuple[Staged | None, ...]
+    staged: tuple[StagedGroup, ...]
     finished: float
 
 

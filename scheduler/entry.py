@@ -36,7 +36,8 @@ class Retry:
 class Entry:
     """One live request. Owned by the scheduler; `status` moves by `move` only.
 
-    `settings` is what never changes about the request in the round coordinate, as canonical JSON.
+    `settings` is what never changes about the request in the round coordinate, as canonical JSON;
+    `tables` are the digests by which `blocks` stand in it, renewed with them.
     `draft_rows` is the draft ledger: rows in the draft's cache that are, by identity, a prefix of
     the published tokens. `failures` counts rounds that broke while this request was in them,
     `retry` is its share of the last of those. `shares_draws`: a request that lived beside this one
@@ -47,6 +48,7 @@ class Entry:
     counters: Counters
     status: Status = Status.WAITING
     blocks: dict[Role, tuple[int, ...]] = field(default_factory=dict)
+    tables: dict[Role, str] = field(default_factory=dict)
     draft_rows: int = 0
     failures: int = 0
     shares_draws: bool = False

@@ -1,7 +1,6 @@
-"""Takes a round's results in: publishes, frees, and says what happened.
+"""Takes a staged round in: publishes, frees, and says what happened.
 
-`stage_round` is pure and runs in the worker thread on frozen inputs; `Landing` runs on the event
-loop and is the only place where published output becomes events.
+`Landing` runs on the event loop and is the only place where published output becomes events.
 """
 
 import logging
@@ -9,10 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from scheduler.book import Book
-from scheduler.commit import Decision, FaultHook, Staged, no_faults, stage
-from scheduler.coordinate import difference
+from scheduler.commit import Decision, Staged
 from scheduler.entry import Entry, Retry, policy_of
-from scheduler.errors import CommitRejected
 from scheduler.events import EmittedToken, Finish, Origin, OutputEvent
 from scheduler.plan import (
     DeviceDraft,
@@ -23,8 +20,8 @@ from scheduler.plan import (
     RoundResult,
     TerminalKind,
 )
-from scheduler.request import FinishReason, ProposerKind, Request
-from scheduler.state import RequestState
+from scheduler.request import FinishReason, ProposerKind
+from scheduler.staging import Job, StagedGroup, Unstaged
 from scheduler.stats import (
     CommitOutcome,
     Evidence,
@@ -33,6 +30,7 @@ from scheduler.stats import (
     Policy,
     SpeculationStats,
 )
+from scheduler.tokens import TokenIds
 
 logger = logging.getLogger(__name__)
 
@@ -44,15 +42,6 @@ _ORIGINS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """One group of a plan with the frozen state and request that it was made from."""
-
-    group: Group
-    state: RequestState
-    request: Request
-
-
-@dataclass(frozen=True, slots=True)
 class Landed:
     """What a round changed, for the engine to deliver and to count."""
 
@@ -60,25 +49,6 @@ class Landed:
     groups: tuple[GroupStats, ...]
     finished: tuple[FinishedStats, ...]
     itl_seconds: tuple[tuple[float, int], ...]
-
-
-def stage_round(
-    plan: RoundPlan, jobs: Sequence[Job], result: RoundResult, fault: FaultHook = no_faults
-) -> tuple[Staged | None, ...]:
-    """Stage every group; None for one whose row law was unusable.
-
-    Raises CommitRejected when the result is not of this plan.
-    """
-    if result.round_id != plan.round_id:
-        raise CommitRejected(f"stale result: round_id {result.round_id}, expected {plan.round_id}")
-    differs = difference(result.coordinate, plan.coordinate)
-    if differs is not None:
-        raise CommitRejected(f"stale result: {differs}")
-    coordinate = (plan.round_id, plan.layout, plan.coordinate.digest)
-    return tuple(
-        None if each.error else stage(coordinate, job.group, job.state, job.request, each, fault)
-        for job, each in zip(jobs, result.groups, strict=True)
-    )
 
 
 class Landing:
@@ -98,11 +68,12 @@ class Landing:
     def land(
         self,
         jobs: Sequence[Job],
-        staged: Sequence[Staged | None],
+        staged: Sequence[StagedGroup],
         result: RoundResult,
         now: float,
     ) -> Landed:
         """Publish each group by compare-and-swap; stale ones are counted and dropped."""
+        self._book.company.ran(len(jobs))
         parts = [
             self._land_one(job, each, outcome, now, result.round_id)
             for job, each, outcome in zip(jobs, staged, result.groups, strict=True)
@@ -127,12 +98,24 @@ class Landing:
             self._abort(entry, group, plan.round_id)
             if len(plan.groups) == 1 and entry.failures > 1:
                 ends.append(self._finish(entry, FinishReason.ERROR, now, error=message))
+        self._note_break(len(plan.groups), explained=bool(ends))
         return Landed(
             events=tuple(event for event, _ in ends),
             groups=tuple(stats),
             finished=tuple(finished for _, finished in ends),
             itl_seconds=(),
         )
+
+    def _note_break(self, requests: int, *, explained: bool) -> None:
+        """Bound what may share a round, if it is the size that breaks it."""
+        company = self._book.company
+        before = company.limit
+        if explained:
+            company.explained()
+        elif requests > 1:
+            company.broke(requests)
+        if company.limit != before:
+            logger.warning("rounds hold %s requests at most", company.limit or "any number of")
 
     def cancel(self, entry: Entry, now: float) -> FinishedStats:
         """End a request that its client gave up. The caller releases its blocks."""
@@ -147,18 +130,18 @@ class Landing:
         entry.retry = Retry(rows=group.rows, draft=group.draft)
 
     def _land_one(
-        self, job: Job, staged: Staged | None, result: GroupResult, now: float, round_id: int
+        self, job: Job, staged: StagedGroup, result: GroupResult, now: float, round_id: int
     ) -> Landed:
         entry = self._book.entries.get(job.group.request)
-        if staged is None:
-            return self._land_error(job, entry, result, now, round_id)
+        if not isinstance(staged, Staged):
+            return self._land_nothing(job, entry, staged or result.error, now, round_id)
         outcome = self._publish(staged)
         stats = _group_stats(job, staged, outcome)
         if entry is None or outcome in {CommitOutcome.STALE, CommitOutcome.REPLAYED}:
             return Landed((), (stats,), (), ())
         if outcome is CommitOutcome.ABORTED:
             self._abort(entry, job.group, round_id)
-            return self._land_fault(entry, stats, now)
+            return self._land_fault(entry, stats, now, "publication broke")
         itl = _update(entry, job, staged, stats, now)
         decision = staged.decision
         if decision.text is None:
@@ -185,25 +168,31 @@ class Landing:
         published = self._book.ledger.has_published(staged.record)
         return CommitOutcome.PUBLISHED if published else CommitOutcome.ABORTED
 
-    def _land_fault(self, entry: Entry, stats: GroupStats, now: float) -> Landed:
-        """One group could not be published: once more, then an error."""
+    def _land_fault(self, entry: Entry, stats: GroupStats, now: float, problem: str) -> Landed:
+        """One group could not be staged or published: once more, then an error."""
         if entry.failures == 1:
             return Landed((), (stats,), (), ())
-        message = "the output could not be committed"
+        message = f"the output could not be committed ({problem})"
         event, finished = self._finish(entry, FinishReason.ERROR, now, error=message)
         return Landed((event,), (stats,), (finished,), ())
 
-    def _land_error(
-        self, job: Job, entry: Entry | None, result: GroupResult, now: float, round_id: int
+    def _land_nothing(
+        self, job: Job, entry: Entry | None, cause: Unstaged | str | None, now: float, round_id: int
     ) -> Landed:
+        """Nothing was staged. A fault of staging is tried once more, a row without a law is not:
+        it would be the same."""
         group = job.group
         current = self._book.ledger.awaits(group.request, group.generation, round_id)
         if entry is None or not current:
             return Landed((), (_nothing_published(job, CommitOutcome.STALE),), (), ())
-        message = result.error or "the round gave no usable law"
+        stats = _nothing_published(job, CommitOutcome.ABORTED)
+        if isinstance(cause, Unstaged):
+            self._abort(entry, group, round_id)
+            return self._land_fault(entry, stats, now, cause.problem)
+        message = cause or "the round gave no usable law"
         self._book.ledger.abort(group.request, round_id)
         event, finished = self._finish(entry, FinishReason.ERROR, now, error=message)
-        return Landed((event,), (_nothing_published(job, CommitOutcome.ABORTED),), (finished,), ())
+        return Landed((event,), (stats,), (finished,), ())
 
     def _finish(
         self,
@@ -245,7 +234,7 @@ def emitted(job: Job, staged: Staged) -> tuple[EmittedToken, ...]:
     return tuple(tokens)
 
 
-def draft_rows_after(group: Group, result: GroupResult, tokens: tuple[int, ...]) -> int:
+def draft_rows_after(group: Group, result: GroupResult, tokens: TokenIds) -> int:
     """The draft ledger after a round: the rows that are, by identity, a prefix of `tokens`.
 
     None count when the cache was lost: a draft row had no law, and the runner will clear it.
@@ -319,24 +308,30 @@ def _evidence(decision: Decision, result: GroupResult) -> Evidence | None:
 
 
 def _group_stats(job: Job, staged: Staged, outcome: CommitOutcome) -> GroupStats:
-    stats = _nothing_published(job, outcome)
-    if outcome is CommitOutcome.REPLAYED:
-        return stats
+    """Written out for what every round has: `replace` for each of its requests would be felt."""
     group, decision = job.group, staged.decision
-    stats = replace(
-        stats,
-        evidence=_evidence(decision, staged.result),
-        branch_rows=len(staged.result.written) - group.rows,
-    )
+    if outcome is CommitOutcome.REPLAYED:
+        return _nothing_published(job, outcome)
+    evidence = _evidence(decision, staged.result)
+    branch_rows = len(staged.result.written) - group.rows
     if outcome is not CommitOutcome.PUBLISHED:
-        return stats
-    return replace(
-        stats,
-        kept_rows=len(staged.record.committed_kv_token_ids),
+        stats = _nothing_published(job, outcome)
+        return replace(stats, evidence=evidence, branch_rows=branch_rows)
+    policy = policy_of(job.request)
+    return GroupStats(
+        request=group.request,
+        outcome=outcome,
+        policy=policy,
+        proposer=_proposer(group),
+        domain=job.request.domain,
+        position=len(group.tokens),
         committed=len(decision.emitted),
         prefilled=_prefilled(group),
         terminal=decision.terminal,
-        speculation=_speculation(decision, staged.result, stats.policy),
+        speculation=_speculation(decision, staged.result, policy),
+        evidence=evidence,
+        branch_rows=branch_rows,
+        kept_rows=len(staged.record.committed_kv_token_ids),
     )
 
 

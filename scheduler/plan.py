@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from scheduler.request import SamplingParams, StopRules, Verifier
+from scheduler.tokens import TokenIds
 
 
 class Role(Enum):
@@ -76,7 +77,7 @@ class Group:
 
     request: int
     generation: int
-    tokens: tuple[int, ...]
+    tokens: TokenIds
     prompt_length: int
     start: int
     rows: int

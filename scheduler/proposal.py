@@ -5,6 +5,7 @@ from typing import Protocol
 
 from scheduler.plan import DeviceDraft, HostDraft
 from scheduler.request import ProposerKind
+from scheduler.tokens import TokenIds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +15,7 @@ class RequestView:
     `min_confidence` is for the proposer to pass on, if its drafts are not made yet."""
 
     request: int
-    tokens: tuple[int, ...]
+    tokens: TokenIds
     draft_rows: int
     row_budget: int
     min_confidence: float = 0.0

@@ -40,6 +40,7 @@ class Scheduler:
         self._drafts = Drafts(book, controller, proposers)
         self._engine = engine
         self._rounds = 0
+        self._turn = 0
 
     def check(self, requests: Iterable[Request]) -> None:
         """Raise RequestRefused, ContextOverflow or EngineBusy when they cannot all be queued;
@@ -71,14 +72,14 @@ class Scheduler:
 
     def plan(self, now: float) -> RoundPlan | None:
         """The next round; None when nothing can run. Admits and preempts as blocks allow."""
-        shares = self._shares(now)
+        shares = self._bounded(self._shares(now))
         if not shares:
             return None
         drafts = self._drafts.choose(shares)
         groups = tuple(self._group(share, drafts.get(_id(share.entry))) for share in shares)
         self._rounds += 1
         parts = [
-            (group, share.state, share.entry.settings)
+            (group, share.state, share.entry.settings, share.entry.tables)
             for group, share in zip(groups, shares, strict=True)
         ]
         layout = self._config.layout
@@ -109,6 +110,17 @@ class Scheduler:
             shares += self._admit(budget, now)
         alive = self.book.running
         return [share for share in shares if share.entry in alive]
+
+    def _bounded(self, shares: list[Share]) -> list[Share]:
+        """No more than may share a round. Where not all do they take turns, by id; the others keep
+        their blocks."""
+        limit = self.book.company.limit
+        if limit is None or len(shares) <= limit:
+            return shares
+        turns = sorted((share.request for share in shares), key=lambda n: (n <= self._turn, n))
+        self._turn = turns[limit - 1]
+        chosen = frozenset(turns[:limit])
+        return [share for share in shares if share.request in chosen]
 
     def _share(self, entry: Entry, state: RequestState, rows: int) -> Share:
         reaches = state.kv_rows + rows == len(state.tokens)

@@ -7,6 +7,8 @@ import hashlib
 import struct
 from dataclasses import dataclass, replace
 
+from scheduler.tokens import TokenIds, tokens_of
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RngState:
@@ -34,7 +36,7 @@ class RequestState:
     replays of O). `generation` grows with every publication and preemption.
     """
 
-    tokens: tuple[int, ...]
+    tokens: TokenIds
     prompt_length: int
     kv_rows: int
     text: object
@@ -79,7 +81,7 @@ def extend_history(history: str, token_ids: tuple[int, ...]) -> str:
 def initial_state(prompt: tuple[int, ...], rng: RngState, text: object) -> RequestState:
     """S before the first round: nothing committed, the prompt's last token is the frontier."""
     return RequestState(
-        tokens=prompt,
+        tokens=tokens_of(prompt),
         prompt_length=len(prompt),
         kv_rows=0,
         text=text,

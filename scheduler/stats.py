@@ -218,8 +218,26 @@ class StepStats:
 
 def without_evidence(stats: StepStats) -> StepStats:
     """What may be learnt from: counts and costs, no draw (contract section 3)."""
-    groups = tuple(replace(each, evidence=None) for each in stats.groups)
+    groups = tuple(_without_evidence(each) for each in stats.groups)
     return replace(stats, groups=groups)
+
+
+def _without_evidence(stats: GroupStats) -> GroupStats:
+    """Written out: `replace` for every request of every round would be felt."""
+    return GroupStats(
+        request=stats.request,
+        outcome=stats.outcome,
+        policy=stats.policy,
+        proposer=stats.proposer,
+        domain=stats.domain,
+        position=stats.position,
+        committed=stats.committed,
+        prefilled=stats.prefilled,
+        terminal=stats.terminal,
+        speculation=stats.speculation,
+        branch_rows=stats.branch_rows,
+        kept_rows=stats.kept_rows,
+    )
 
 
 class StatsSink(Protocol):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from scheduler.plan import HostDraft
 from scheduler.proposal import RequestView
 from scheduler.request import ProposerKind
+from scheduler.tokens import TokenIds
 
 
 @dataclass(slots=True)
@@ -42,10 +43,13 @@ class NgramProposer:
         """Forget the index of a finished request."""
         self._indexes.pop(request, None)
 
-    def _extend(self, index: _Index, tokens: tuple[int, ...]) -> None:
+    def _extend(self, index: _Index, tokens: TokenIds) -> None:
         """Index every n-gram that ends before the last token, once."""
-        for end in range(max(index.indexed, 1), len(tokens)):
+        first = max(index.indexed, 1)
+        start = max(first - self._sizes[0], 0)
+        fresh = tokens[start:]
+        for end in range(first, len(tokens)):
             for size in self._sizes:
                 if size <= end:
-                    index.after[tokens[end - size : end]] = end
+                    index.after[fresh[end - size - start : end - start]] = end
         index.indexed = max(index.indexed, len(tokens))

@@ -5,6 +5,7 @@ Knows plans, results, books and lives; decides nothing.
 
 from collections import Counter
 
+from scheduler.coordinate import extend_table
 from scheduler.lifecycle import Status
 from scheduler.plan import DeviceDraft, Layout, Role
 from scheduler.request import FinishReason
@@ -139,6 +140,7 @@ def check_blocks(rig, lives):
     for entry in (*book.entries.values(), *rig._cancelled):
         for role, blocks in entry.blocks.items():
             held[role].update(blocks)
+        assert entry.tables == {r: extend_table("", b) for r, b in entry.blocks.items()}
     for role, counted in held.items():
         pool = book.tables.pool(role)
         stats = pool.stats()

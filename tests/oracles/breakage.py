@@ -8,8 +8,8 @@ import itertools
 from dataclasses import dataclass
 
 from scheduler.commit import FaultPoint
-from scheduler.landing import stage_round
 from scheduler.request import FinishReason
+from scheduler.staging import stage_round
 from scheduler.stats import CommitOutcome
 from tests.oracles.scenes import (
     NOT_REPEATED,
@@ -117,10 +117,7 @@ class Trial:
         self.wrong += ["first result"] * (result.groups != self.twin.result.groups)
         landed = self._stage_and_land(world.plan, world.jobs, result)
         planned = {group.request: group for group in world.plan.groups}
-        if point is FaultPoint.AFTER_PUBLICATION:
-            again = {}
-        else:
-            again = {VICTIM: planned[VICTIM]} if point in PUBLISHING else planned
+        again = {} if point is FaultPoint.AFTER_PUBLICATION else {VICTIM: planned[VICTIM]}
         outcomes = {each.request: each.outcome for each in landed.groups}
         aborted = CommitOutcome.ABORTED
         wanted = {n: aborted if n in again else CommitOutcome.PUBLISHED for n in planned}
@@ -133,10 +130,7 @@ class Trial:
         return again
 
     def _stage_and_land(self, plan, jobs, result):
-        try:
-            staged = stage_round(plan, jobs, result, self.fault)
-        except Broken:
-            return self.rig.fail(plan)
+        staged = stage_round(plan, jobs, result, self.fault)
         return self.rig.land(jobs, staged, result)
 
     def _alive(self, again):

@@ -3,7 +3,13 @@
 import json
 from dataclasses import replace
 
-from scheduler.coordinate import digest_of, engine_manifest, round_coordinate, settings_manifest
+from scheduler.coordinate import (
+    digest_of,
+    engine_manifest,
+    extend_table,
+    round_coordinate,
+    settings_manifest,
+)
 from scheduler.plan import Coordinate, DeviceDraft, Group, HostDraft, Layout, Role
 from scheduler.request import SamplingParams, StopRules
 from scheduler.state import RngState, initial_state
@@ -106,8 +112,9 @@ def coordinate(group=GROUP, *, state=STATE, engine=None, number=1, layout=Layout
 
 
 def named(group, state=STATE):
-    """A group with its state and its settings, as `round_coordinate` takes it."""
-    return group, state, settings_manifest(group.sampling, group.stop)
+    """A group with what it starts from, as `round_coordinate` takes it."""
+    tables = {role: extend_table("", blocks) for role, blocks in group.blocks.items()}
+    return group, state, settings_manifest(group.sampling, group.stop), tables
 
 
 def mutations():

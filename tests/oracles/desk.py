@@ -83,6 +83,21 @@ class Breaks(Gate):
         return super().run(plan)
 
 
+class Narrow(Gate):
+    """A runner without the memory for rounds of more than `most` requests."""
+
+    def __init__(self, runner, most):
+        super().__init__(runner)
+        self._most = most
+        self.sizes = []
+
+    def run(self, plan):
+        self.sizes.append(len(plan.groups))
+        if len(plan.groups) > self._most:
+            raise RuntimeError("out of memory")
+        return super().run(plan)
+
+
 class Gone(Gate):
     """A runner whose device is lost once it is told: no further round can run."""
 

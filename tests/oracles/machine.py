@@ -14,7 +14,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from scheduler.commit import FaultPoint
+from scheduler.commit import FaultPoint, Staged
 from scheduler.config import PoolConfig
 from scheduler.plan import Layout, Role
 from scheduler.request import FinishReason
@@ -241,15 +241,11 @@ class Lives(RuleBasedStateMachine):
         self.struck = None
         result = self._run(plan)
         effects = self._effects(plan, result)
-        try:
-            staged = self.rig.stage(plan, jobs, result)
-        except Broken:
-            self._given_up(plan, self.rig.fail(plan))
-            return
+        staged = self.rig.stage(plan, jobs, result)
         landed = self.rig.land(jobs, staged, result)
         self.past.append((plan, jobs, staged, result))
         for group, each, stats in zip(plan.groups, staged, landed.groups, strict=True):
-            if each is not None and effects[group.request] is not None:
+            if isinstance(each, Staged) and effects[group.request] is not None:
                 life = self._about(plan, group)
                 check_record(each.record, life, group, effects[group.request])
             self._landed(plan, group, stats, effects[group.request])
@@ -288,7 +284,7 @@ class Lives(RuleBasedStateMachine):
             return
         if effect.fails:
             life.reason = FinishReason.ERROR
-        elif self.struck == (FaultPoint.BEFORE_PUBLICATION, group.request):
+        elif self._struck(group.request):
             life.abort(group, plan.round_id)
             life.reason = FinishReason.ERROR if life.failures > 1 else None
         else:
@@ -299,6 +295,11 @@ class Lives(RuleBasedStateMachine):
             return
         assert stats.outcome is ABORTED
         self._end(group.request)
+
+    def _struck(self, number):
+        """Whether the request's share broke before it was published."""
+        point, about = self.struck or (FaultPoint.AFTER_PUBLICATION, number)
+        return about == number and point is not FaultPoint.AFTER_PUBLICATION
 
     def _given_up(self, plan, landed):
         """A whole round that broke: once more, each alone; who breaks alone ends."""

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from scheduler.commit import Ledger
 from scheduler.errors import CommitRejected, IllegalTransition
-from scheduler.landing import stage_round
 from scheduler.plan import Coordinate
+from scheduler.staging import stage_round
 from scheduler.state import preempted
 from scheduler.stats import CommitOutcome
 from tests.oracles.scenes import VICTIM, leaks, picture, scene, serial_texts, wrong_texts

@@ -12,7 +12,8 @@ from scheduler.book import Book
 from scheduler.commit import Ledger, no_faults
 from scheduler.config import EngineConfig, PoolConfig
 from scheduler.controller import FixedController
-from scheduler.landing import Landing, stage_round
+from scheduler.errors import CommitRejected
+from scheduler.landing import Landing
 from scheduler.proposers.draft_model import DraftModelProposer
 from scheduler.proposers.ngram import NgramProposer
 from scheduler.request import (
@@ -28,10 +29,12 @@ from scheduler.runner import Capabilities, ModelIdentity
 from scheduler.runtime.torch_runner import Pair, TorchRunner
 from scheduler.sampling.rng import CounterRandomness, noise_key
 from scheduler.scheduler import Scheduler
+from scheduler.staging import Unstaged, stage_round
 from tests.oracles.serial import greedy_text, noise_text
 from tests.oracles.tabular import TabularForward, near, random_table
 
 VOCABULARY = 16
+_REFUSED = CommitRejected.__name__
 TARGET = random_table(VOCABULARY, 1)
 DRAFT = near(TARGET, random_table(VOCABULARY, 2), 0.4)
 
@@ -228,11 +231,15 @@ class Rig:
     def execute(self, plan, jobs):
         """Run and stage, as the worker thread does."""
         result = self.runner.run(plan)
-        return result, stage_round(plan, jobs, result, self.fault)
+        return result, self.stage(plan, jobs, result)
 
     def stage(self, plan, jobs, result):
-        """Stage, as the worker thread does after the run."""
-        return stage_round(plan, jobs, result, self.fault)
+        """Stage, as the worker thread does after the run. Raises CommitRejected where a group was
+        refused: no fault that is planted does that."""
+        staged = stage_round(plan, jobs, result, self.fault)
+        if any(isinstance(each, Unstaged) and each.problem == _REFUSED for each in staged):
+            raise CommitRejected(f"round {plan.round_id}: a postcondition does not hold")
+        return staged
 
     def land(self, jobs, staged, result):
         """Publish and take note of the events."""

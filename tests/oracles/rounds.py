@@ -85,7 +85,7 @@ class RoundLaw:
             live = {}
             for leaf, states in zip(leaves, self._run(number, leaves), strict=True):
                 tokens = tuple(
-                    before if state is None else state.tokens
+                    before if state is None else state.tokens[:]
                     for before, state in zip(leaf.tokens, states, strict=True)
                 )
                 if all(c.ended(t) for c, t in zip(self._worlds[leaf.world], tokens, strict=True)):

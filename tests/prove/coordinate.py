@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from scheduler.coordinate import difference
 from scheduler.errors import CommitRejected, ModelRefused
-from scheduler.landing import stage_round
 from scheduler.plan import Layout
 from scheduler.runtime.admission_checks import check_pair, event_space_digest
+from scheduler.staging import stage_round
 from tests.oracles.coordinates import coordinate, elsewhere, mutations
 from tests.oracles.rig import BLOCK, NGRAM, NOISE, Rig, config, request
 from tests.oracles.vocabularies import make_byte_tokenizer, strangers

@@ -138,6 +138,55 @@ def test_publication_swaps_the_whole_state():
     assert ledger.has_published(staged.record)
 
 
+# A record of another generation is stale before anything is compared.
+@pytest.mark.parametrize("name", sorted(BREAKS.keys() - {"expected_generation"}))
+def test_records_other_than_those_that_were_checked_are_checked_again(name):
+    state, staged = staged_snapshot()
+    ledger = opened(state)
+    record, successor = BREAKS[name](staged.record, staged.successor)
+    with pytest.raises(CommitRejected, match=rf"request 5: .*\b{name}\b"):
+        ledger.publish(replace(staged, record=record, successor=successor))
+    assert ledger.state(5) is state
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("output", {"tokens": (2, *PROMPT[1:])}),
+        ("rng_before", {"rng": RngState(seed=1, choice=0, consumed=1)}),
+        ("processor_before", {"history": "00"}),
+        ("kv_identity", {"kv_rows": 4}),
+    ],
+)
+def test_a_state_other_than_the_one_that_was_checked_is_checked_again(name, change):
+    """Though its generation is the same."""
+    state, staged = staged_snapshot()
+    ledger = opened(replace(state, **change))
+    with pytest.raises(CommitRejected, match=rf"\b{name}\b"):
+        ledger.publish(staged)
+    assert ledger.state(5) == replace(state, **change)
+
+
+def test_the_records_that_were_checked_are_not_checked_again(monkeypatch):
+    state, staged = staged_snapshot()
+    ledger = opened(state)
+    checks = []
+    monkeypatch.setattr("scheduler.commit.check_postconditions", lambda *_: checks.append(1))
+    assert ledger.publish(staged) is CommitOutcome.PUBLISHED
+    assert not checks
+
+
+def test_a_successor_keeps_what_a_round_does_not_move():
+    state = replace(
+        decoding(), prompt_length=4, rng=RngState(seed=8, choice=3, consumed=5), generation=6
+    )
+    _, staged = staged_snapshot(state=state)
+    after = staged.successor
+    moved = {name: getattr(after, name) for name in ("tokens", "kv_rows", "text", "history")}
+    rng = replace(state.rng, consumed=after.rng.consumed)
+    assert after == replace(state, **moved, rng=rng, generation=7)
+
+
 def test_the_same_round_twice_appends_nothing():
     state, staged = staged_snapshot()
     ledger = opened(state)

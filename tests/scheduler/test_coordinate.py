@@ -5,10 +5,16 @@ from dataclasses import fields, replace
 
 import pytest
 
-from scheduler.coordinate import difference, digest_of, engine_manifest, round_coordinate
+from scheduler.coordinate import (
+    difference,
+    digest_of,
+    engine_manifest,
+    extend_table,
+    round_coordinate,
+)
 from scheduler.errors import CommitRejected
-from scheduler.landing import stage_round
 from scheduler.plan import Layout
+from scheduler.staging import stage_round
 from tests.oracles.coordinates import (
     CHANGES,
     DRAFTS,
@@ -100,3 +106,22 @@ def test_a_stale_result_is_refused_by_the_field_that_differs(layout):
     with pytest.raises(CommitRejected, match=r"groups\[1\]\.start 1, expected 0"):
         stage_round(plan, jobs, replace(result, coordinate=stale))
     assert stage_round(plan, jobs, result)
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_what_is_written_does_not_grow_with_the_context(layout):
+    sizes = []
+    for length in (11, 45, 91):
+        rig = Rig(config(layout=layout, k=0, max_batched_tokens=96))
+        rig.submit(request(1, [3] * length, max_tokens=4))
+        rig.step()
+        plan, _ = rig.plan()
+        sizes.append(len(plan.coordinate.manifest))
+    assert len(set(sizes)) == 1
+
+
+def test_the_digest_of_a_table_is_that_of_its_blocks_however_it_grew():
+    whole = extend_table("", (4, 2, 7))
+    assert extend_table(extend_table("", (4,)), (2, 7)) == whole
+    others = [(), (4,), (4, 2), (2, 4, 7), (4, 27), (4, 2, 7, 0), (4, 2, 8)]
+    assert len({whole, *(extend_table("", blocks) for blocks in others)}) == len(others) + 1

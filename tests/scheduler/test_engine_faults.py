@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from itertools import pairwise
 
 import anyio
 import pytest
@@ -9,10 +10,21 @@ import pytest
 from scheduler.commit import FaultPoint
 from scheduler.config import PoolConfig
 from scheduler.errors import EngineBusy
+from scheduler.plan import Layout
 from scheduler.request import FinishReason
 from scheduler.stats import CommitOutcome
-from tests.oracles.desk import MIXED, Breaks, Desk, Gone, Poisoned, desk, outcome, outcomes
-from tests.oracles.rig import BLOCK, NOISE, TARGET, TOKEN, config, expected, letters, request
+from tests.oracles.desk import MIXED, Breaks, Desk, Gone, Narrow, Poisoned, desk, outcome, outcomes
+from tests.oracles.rig import (
+    BLOCK,
+    NOISE,
+    TARGET,
+    TOKEN,
+    Letters,
+    config,
+    expected,
+    letters,
+    request,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -152,9 +164,7 @@ async def test_a_fault_at_any_point_leaves_no_trace_in_the_text(point, warm):
         assert len(hits) == 1
         assert d.engine.load().target_pool.used == d.engine.load().draft_pool.used == 0
         aborted = [g.outcome for g in d.stats if g.outcome is not CommitOutcome.PUBLISHED]
-        # A fault while staging breaks the round of all three; later ones touch one request only.
-        count = {FaultPoint.BEFORE_PUBLICATION: 1, FaultPoint.AFTER_PUBLICATION: 0}.get(point, 3)
-        assert aborted == [CommitOutcome.ABORTED] * count
+        assert aborted == [CommitOutcome.ABORTED] * (point is not FaultPoint.AFTER_PUBLICATION)
 
 
 async def test_a_fault_that_comes_back_ends_its_request():
@@ -168,6 +178,82 @@ async def test_a_fault_that_comes_back_ends_its_request():
         assert [finish.reason.value for _, _, finish in found] == ["length", "error", "length"]
         assert found[1][0] == []
         assert found[0][0] == expected(asked[0])
+        assert d.engine.load().target_pool.used == 0
+
+
+@pytest.mark.parametrize("layout", Layout)
+async def test_rounds_that_are_too_large_for_the_device_become_smaller(layout):
+    """Twice the full round breaks and runs one by one; then there is an end of that, and all go on
+    by turns."""
+    async with desk(config(layout=layout), runner=lambda runner: Narrow(runner, 2)) as d:
+        asked = [request(n, (n, 3), max_tokens=30, k=0) for n in range(1, 9)]
+        for each, (tokens, _, finish) in zip(asked, await outcomes(d.ask(*asked)), strict=True):
+            assert tokens == expected(each)
+            assert finish.reason is FinishReason.LENGTH
+        sizes = d.runner.sizes
+        assert sizes[:24] == [8, *[1] * 8, 8, *[1] * 8, 4, *[1] * 4, 2]
+        assert sizes.count(8) == 2
+        assert sizes.count(4) <= 3
+        served = [[g.request for g in step.groups] for step in d.sink.steps if step.target_rows]
+        turns = [pair for pair in served[20:30] if len(pair) == 2]
+        assert len(turns) > 8
+        assert all(set(one).isdisjoint(two) for one, two in pairwise(turns))
+        assert d.engine.load().target_pool.used == 0
+
+
+async def test_a_break_by_chance_leaves_rounds_as_large_as_they_were():
+    async with desk(runner=lambda runner: Breaks(runner, 4)) as d:
+        asked = [request(n, (n, 3), max_tokens=12, k=0) for n in range(1, 5)]
+        await outcomes(d.ask(*asked))
+        assert [len(step.groups) for step in d.sink.steps] == [4, 4, 4, 4, *[1] * 4, *[4] * 8]
+
+
+async def test_a_request_that_breaks_whole_rounds_makes_no_round_smaller():
+    """One after the other, each alone in its fault: what breaks is no matter of size."""
+    async with desk(runner=lambda runner: Poisoned(runner, 2)) as d:
+        for number in (2, 5, 6):
+            d.runner._number = number
+            asked = [request(number, (number, 1), max_tokens=4, k=0)]
+            asked += [request(10 * number + n, (n, 3), max_tokens=4, k=0) for n in (1, 2)]
+            found = await outcomes(d.ask(*asked))
+            assert [finish.reason.value for _, _, finish in found] == ["error", "length", "length"]
+        assert d.engine._book.company.limit is None
+
+
+class Unspeakable(Letters):
+    """A text that cannot be staged, whatever the tokens."""
+
+    def stage(self, state, token_ids, *, final):
+        raise ValueError("no text for it")
+
+
+def staging_fault(point, number):
+    """Fails request 2 wherever it is staged."""
+    if number == 2 and point is FaultPoint.AFTER_KV_STAGED:
+        raise ValueError(point.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "hook"), [(Unspeakable(), None), (Letters(), staging_fault)], ids=["text", "commit"]
+)
+async def test_staging_that_breaks_for_one_request_costs_the_others_one_round(text, hook):
+    """Everybody else's share of the round is published, and no round of theirs is run alone."""
+    async with desk(fault=hook) as d:
+        asked = [request(n, (n, 3), max_tokens=6, k=0) for n in (1, 3, 4)]
+        ill = request(2, (2, 3), max_tokens=6, k=0, text=text)
+        found = await outcomes(d.ask(ill, *asked))
+        tokens, _, finish = found[0]
+        assert (tokens, finish.reason) == ([], FinishReason.ERROR)
+        assert finish.error == "the output could not be committed (ValueError)"
+        for each, (tokens, _, _) in zip(asked, found[1:], strict=True):
+            assert tokens == expected(each)
+        published, aborted = CommitOutcome.PUBLISHED, CommitOutcome.ABORTED
+        first, second, *later = [
+            {group.request: group.outcome for group in step.groups} for step in d.sink.steps
+        ]
+        assert first == {1: published, 2: aborted, 3: published, 4: published}
+        assert second == {2: aborted}
+        assert later == [dict.fromkeys((1, 3, 4), published)] * 5
         assert d.engine.load().target_pool.used == 0
 
 

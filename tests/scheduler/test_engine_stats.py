@@ -7,7 +7,7 @@ import pytest
 
 from scheduler.controller import FixedController
 from scheduler.plan import TerminalKind
-from scheduler.stats import CommitOutcome, Forecast, Policy, Reason
+from scheduler.stats import CommitOutcome, Forecast, Policy, Reason, without_evidence
 from tests.oracles.desk import desk, outcome, outcomes
 from tests.oracles.rig import (
     BLOCK,
@@ -73,6 +73,14 @@ async def served():
 def shares(d, number):
     """What all rounds say of one request."""
     return [group for group in d.stats if group.request == number]
+
+
+async def test_what_may_be_learnt_from_is_all_but_the_evidence(served):
+    d, _ = served
+    assert any(group.evidence is not None for group in d.stats)
+    for step in d.sink.steps:
+        groups = tuple(replace(group, evidence=None) for group in step.groups)
+        assert without_evidence(step) == replace(step, groups=groups)
 
 
 async def test_reached_accepted_and_stopped_make_a_ladder(served):

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from scheduler.errors import CommitRejected
-from scheduler.landing import stage_round
 from scheduler.plan import Layout
+from scheduler.staging import stage_round
 from scheduler.stats import CommitOutcome
 from tests.oracles.machine import Lives
 from tests.oracles.rig import NOISE, Rig, config, expected, request

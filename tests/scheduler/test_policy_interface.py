@@ -7,7 +7,7 @@ import inspect
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import pytest
@@ -16,10 +16,11 @@ from scheduler.commit import FaultPoint
 from scheduler.controller import Controller, FixedController, LoadView, fixed
 from scheduler.coordinate import round_coordinate
 from scheduler.errors import CommitRejected
-from scheduler.landing import stage_round
 from scheduler.plan import DeviceDraft, Group, HostDraft, RoundPlan
 from scheduler.proposal import Proposer, RequestView
 from scheduler.runtime import drafting
+from scheduler.staging import stage_round
+from scheduler.tokens import TokenIds
 from tests.oracles.desk import desk, outcomes
 from tests.oracles.rig import TOKEN, Rig, request
 from tests.scheduler.test_planning import decoding, drafts
@@ -88,7 +89,8 @@ def test_a_controller_decides_on_numbers_alone():
 
 def test_a_proposer_sees_published_tokens_and_numbers():
     assert arguments(Proposer.propose) == [RequestView, int]
-    assert reached(RequestView) == {RequestView, int, float}
+    assert reached(RequestView) == {RequestView, TokenIds, int, float}
+    assert typing.get_type_hints(TokenIds.__iter__)["return"] == Iterator[int]
     names = {each.name for each in dataclasses.fields(RequestView)}
     assert names == {"request", "tokens", "draft_rows", "row_budget", "min_confidence"}
 
@@ -167,7 +169,7 @@ def test_a_plan_whose_depth_changed_after_the_run_is_refused():
     (group,), job = plan.groups, jobs[0]
     longer = replace(group, draft=replace(group.draft, depth=3))
     entry = rig.book.entries[1]
-    parts = [(longer, job.state, entry.settings)]
+    parts = [(longer, job.state, entry.settings, entry.tables)]
     other = round_coordinate('"engine"', plan.round_id, plan.layout, parts)
     assert other.digest != plan.coordinate.digest
     changed = replace(plan, groups=(longer,), coordinate=other)

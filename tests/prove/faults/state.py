@@ -4,6 +4,7 @@ from tests.prove.faults.killers import (
     COMMIT_TESTS,
     COORDINATE_TESTS,
     DECIDE_TESTS,
+    ENGINE_FAULT_TESTS,
     FAULT_TESTS,
     LAYOUT_TESTS,
     LAYOUT_TEXTS,
@@ -16,14 +17,13 @@ from tests.prove.planting import fault
 
 _RETAINED = "scheduler/runtime/retained.py"
 _COMMIT = "scheduler/commit.py"
-_LANDING = "scheduler/landing.py"
+_STAGING = "scheduler/staging.py"
 _SCHEDULER = "scheduler/scheduler.py"
 _STATE = "scheduler/state.py"
 
 _ADDED = "added = len(decision.emitted) + group.rows - 1 if group.emits else group.rows"
 _APPENDED_AGAIN = """state = self._states[record.request_id]
-            tokens = state.tokens + record.emitted_token_ids
-            self._states[record.request_id] = replace(state, tokens=tokens)
+            self._states[record.request_id] = _successor(state, staged.decision, 0, 0)
             return CommitOutcome.REPLAYED"""
 
 STATE = (
@@ -115,7 +115,7 @@ STATE = (
     fault(
         "result taken in with another coordinate's digest",
         "",
-        _LANDING,
+        _STAGING,
         (
             "differs = difference(result.coordinate, plan.coordinate)",
             "differs = None if result else difference(result.coordinate, plan.coordinate)",
@@ -198,8 +198,79 @@ STATE = (
         "coordinate without the history of the start state",
         "",
         "scheduler/coordinate.py",
-        ('"history": state.history,', '"history": "",'),
+        ('"history":"{state.history}"', '"history":""'),
         f"{COORDINATE_TESTS}::test_every_field_changes_the_digest_and_is_named",
+    ),
+    fault(
+        "coordinate with the block table of the round before",
+        "",
+        "scheduler/admission.py",
+        (
+            'entry.tables[role] = extend_table(entry.tables.get(role, ""), more)',
+            'entry.tables.setdefault(role, extend_table("", more))',
+        ),
+        MACHINE,
+    ),
+    fault(
+        "coordinate with the block table from before a preemption",
+        "",
+        "scheduler/admission.py",
+        ("entry.blocks, entry.tables = {}, {}", "entry.blocks = {}"),
+        MACHINE,
+    ),
+    fault(
+        "records published that were not checked",
+        "",
+        _COMMIT,
+        ("if not staged.holds_on(state):", "if not staged.checked:"),
+        f"{COMMIT_TESTS}::test_a_successor_that_breaks_a_postcondition_is_not_published",
+        f"{COMMIT_TESTS}::test_records_other_than_those_that_were_checked_are_checked_again",
+    ),
+    fault(
+        "records published that were checked against another state",
+        "",
+        _COMMIT,
+        (
+            "return start is state and record is self.record",
+            "return bool(start) and record is self.record",
+        ),
+        f"{COMMIT_TESTS}::test_a_state_other_than_the_one_that_was_checked_is_checked_again",
+    ),
+    fault(
+        "output compared behind its prefix only",
+        "",
+        "scheduler/tokens.py",
+        ("return shared or self[: len(start)] == start[:]", "return True"),
+        f"{COMMIT_TESTS}::test_a_state_other_than_the_one_that_was_checked_is_checked_again",
+        "tests/scheduler/test_tokens.py::test_what_continues_what",
+    ),
+    fault(
+        "a rival's tokens taken for the round's own",
+        "",
+        "scheduler/tokens.py",
+        ("elif tuple(self._store[self._length : end]) != token_ids:", "elif not self._store:"),
+        "tests/scheduler/test_tokens.py::test_every_one_stays_the_tuple_that_it_was",
+    ),
+    fault(
+        "rounds too large for the device tried again and again",
+        "",
+        _SCHEDULER,
+        ("shares = self._bounded(self._shares(now))", "shares = self._shares(now)"),
+        f"{ENGINE_FAULT_TESTS}::test_rounds_that_are_too_large_for_the_device_become_smaller",
+    ),
+    fault(
+        "requests past the bound of a round never served",
+        "",
+        _SCHEDULER,
+        ("self._turn = turns[limit - 1]", "self._turn = 0"),
+        f"{ENGINE_FAULT_TESTS}::test_rounds_that_are_too_large_for_the_device_become_smaller",
+    ),
+    fault(
+        "a group that breaks in staging breaks the whole round",
+        "",
+        _STAGING,
+        ("return Unstaged(type(problem).__name__)", "raise"),
+        f"{ENGINE_FAULT_TESTS}::test_staging_that_breaks_for_one_request_costs_the_others_one_round",
     ),
     fault(
         "retained row not dropped at preemption",
