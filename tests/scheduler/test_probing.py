@@ -14,7 +14,7 @@ from scheduler.cost_model import CostModel
 from scheduler.goodput import GoodputController
 from scheduler.probing import Plan, Prober
 from scheduler.stats import Reason
-from tests.scheduler.crowds import CONTEXT, group, seen, table, took, truth, view
+from tests.scheduler.crowds import CONTEXT, FAR, group, seen, table, took, truth, view
 
 K = 4
 SHARE = 0.005
@@ -30,7 +30,7 @@ class Desk:
         self.model = CostModel(self.table, K)
         self.prober = Prober(self.book, self.model)
 
-    def plan(self, views, survivals):
+    def plan(self, views, survivals, rows=FAR):
         """The best plan for these requests."""
         costs = self.model.costs(len(views), len(views), CONTEXT, K * len(views))
         candidates = [
@@ -42,10 +42,10 @@ class Desk:
             )
             for each in views
         ]
-        found = best(candidates, {}, costs)
+        found = best(candidates, {}, costs, rows=rows)
         at_will = {each.request: each for each in views}
         given = {"candidates": candidates, "at_will": at_will, "costs": costs}
-        return Plan(lengths=found.lengths, rate=found.rate, **given), found
+        return Plan(lengths=found.lengths, rate=found.rate, rows=rows, **given), found
 
     def probe(self, plan, found, *, at_liberty=True):
         return self.prober.probe(plan, found, at_liberty=at_liberty)
