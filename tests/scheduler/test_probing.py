@@ -230,6 +230,26 @@ def test_no_plain_probe_where_nothing_is_drafted():
     assert reasons == {None, Reason.PROBE}
 
 
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 9])
+def test_where_drafting_is_due_as_many_draft_as_there_are_rows_for(rows):
+    """Those that are nearest; and never is a probe deeper than the rows."""
+    desk = Desk()
+    views = [seen(1, lag=40), seen(2), seen(3, lag=20)]
+    for _ in range(300):
+        desk.prober.learn(took(0.01, *(group(n, 0) for n in (1, 2, 3))))
+    idle = desk.plan([seen(n, room=0) for n in (1, 2, 3)], BAD)
+    for _ in range(3000):  # enough is saved up for all
+        desk.probe(*idle)
+    planned, probes = desk.plan(views, BAD, rows), []
+    for _ in range(3000):
+        probe = desk.probe(*planned)
+        probes += [probe] if probe else []
+    assert bool(probes) == bool(rows)
+    assert all(0 < sum(each.lengths.values()) <= rows for each in probes)
+    if rows:
+        assert probes[0].lengths == dict.fromkeys((2, 3, 1)[:rows], 1)
+
+
 @pytest.mark.parametrize("asked", [0, 1, 4])
 def test_a_fixed_k_is_never_probed(asked):
     controller = GoodputController(table(), K)
