@@ -103,16 +103,20 @@ def best(
     floors: Mapping[int, int],
     costs: RoundCosts,
     rate: float | None = None,
+    *,
+    rows: int,
 ) -> Allocation:
     """The K with the most tokens a second, or with the most `value` at a given rate.
 
-    Nobody gets less than its floor. Of equal ones the shorter drafts win.
+    Nobody gets less than its floor, and all together no more drafts than `rows`, unless floors do.
+    Of equal ones the shorter drafts win.
     """
     start = _Sum(costs)
     start.take_all(candidates, floors)
     found = _Prefix(start, rate)
+    free = max(rows - start.drafts, 0)
     for slots in _rankings(candidates, floors, start):
-        for tried in _ever_shallower(start, rate, slots):
+        for tried in _ever_shallower(start, rate, slots, free):
             if tried.score > found.score:
                 found = tried
     lengths = {request: k for request, k in floors.items() if k}
@@ -165,17 +169,21 @@ class _Prefix:
         return total.tokens - self._rate * total.seconds
 
 
-def _ever_shallower(start: "_Sum", rate: float | None, slots: Sequence[_Slot]) -> Iterator[_Prefix]:
-    """The best prefix of all slots, of all but those of the deepest step, and so on.
+def _ever_shallower(
+    start: "_Sum", rate: float | None, slots: Sequence[_Slot], rows: int
+) -> Iterator[_Prefix]:
+    """The best prefix of all slots, of all but those of the deepest step, and so on; each of as
+    many as there are rows for, so that slots may come in where deeper ones are given up.
 
     Where a step's slots were the last ones, all prefixes without them have been looked at.
     """
-    tried = slots
+    tried = slots[:rows]
     yield _best_prefix(start, rate, tried)
-    for limit in range(_deepest(slots) - 1, 0, -1):
+    for limit in range(_deepest(tried) - 1, 0, -1):
         slots = [slot for slot in slots if slot[1] <= limit]
-        if slots != tried[: len(slots)]:
-            tried = slots
+        within = slots[:rows]
+        if within != tried[: len(within)]:
+            tried = within
             yield _best_prefix(start, rate, tried)
 
 

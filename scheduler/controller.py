@@ -50,12 +50,15 @@ class LoadView:
     """What a controller may look at: history and load, nothing of the coming round's rows.
 
     `rows` are the target rows of the round besides drafts; `prefill_rows` those of them that are
-    no frontier's.
+    no frontier's. `spare` are the rows that frontiers leave of a round's budget: there is no place
+    for more drafts, nor for as many where prefill has its share of them. What is wanted beyond
+    that is cut to what all can have.
     """
 
     requests: tuple[DraftView, ...]
     rows: int
     prefill_rows: int
+    spare: int
     load: LoadStats
 
 

@@ -78,7 +78,11 @@ class CostModel:
 
     def decoding(self, emitters: int, context: float, drafts: int) -> RoundCosts:
         """Costs of a round in which so many requests decode, and nothing else."""
-        return self.costs(emitters, 0 if self._appends else emitters, context, drafts)
+        return self.costs(emitters, self.frontiers(emitters), context, drafts)
+
+    def frontiers(self, emitters: int) -> int:
+        """Target rows besides drafts of a round in which so many decode, and nothing else."""
+        return 0 if self._appends else emitters
 
     def costs(self, emitters: int, rows: int, context: float, drafts: int) -> RoundCosts:
         """Costs of a round with `rows` rows besides drafts, for up to `drafts` of those."""

@@ -8,6 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+_LEAST = 0.1
+"""The share of a measured time that is left of it at least where contexts are short: a slope over
+contexts is drawn from few of them, and no round takes no time."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
@@ -88,10 +92,12 @@ class CostTable:
     draft_row_key: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raises ValueError where the rounds do not rise in their emitters."""
+        """Raises ValueError where the rounds do not rise in their emitters, or take no time."""
         emitters = [each.emitters for each in self.rounds]
         if not emitters or emitters != sorted(set(emitters)) or emitters[0] < 1:
             raise ValueError(f"rounds must have rising numbers of emitters, not {emitters}")
+        if min(each.seconds.points[0][1] for each in self.rounds) <= 0.0:
+            raise ValueError("a round takes some time: rates are tokens over seconds")
 
     def round(self, emitters: int, rows: int, context: float) -> float:
         """Seconds of a round with `rows` target rows, its draft left out, when the requests have
@@ -108,14 +114,15 @@ class CostTable:
             above = high.seconds.over(rows, number)
             found = [each + share * (more - each) for each, more in zip(found, above, strict=True)]
         further = self.row_key * (context - self.context)
-        return [max(each + further * at, 0.0) for at, each in enumerate(found, rows)]
+        return [max(each + further * at, _LEAST * each) for at, each in enumerate(found, rows)]
 
     def draft_step(self, requests: int, context: float) -> float:
         """Seconds of one draft step of `requests` requests; 0 for none."""
         if not requests:
             return 0.0
         further = self.draft_row_key * requests * (context - self.context)
-        return max(self.step.at(requests) + further, 0.0)
+        measured = self.step.at(requests)
+        return max(measured + further, _LEAST * measured)
 
     def draft_rows(self, rows: int) -> float:
         """Seconds that `rows` further rows add to a draft step."""

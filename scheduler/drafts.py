@@ -12,6 +12,7 @@ from scheduler.entry import Entry, draws, policy_of
 from scheduler.plan import DeviceDraft, HostDraft, Role
 from scheduler.proposal import Proposer, RequestView
 from scheduler.request import ProposerKind
+from scheduler.sharing import Turns
 from scheduler.state import RequestState
 from scheduler.stats import Choice, Decision, Reason
 
@@ -48,6 +49,7 @@ class Drafts:
         self._config = book.config
         self._controller = controller
         self._proposers = proposers
+        self._turns = Turns()
 
     def forget(self, request: int) -> None:
         """Drop what controller and proposers keep about a request that ended."""
@@ -64,39 +66,64 @@ class Drafts:
         return min(asked, self._room(share))
 
     def choose(self, shares: Sequence[Share]) -> dict[int, HostDraft | DeviceDraft]:
-        """What each request drafts, within the row budget."""
+        """What each request drafts. Where rows are short all get as equally much as there is."""
+        if any(share.entry.retry is not None for share in shares):
+            return self._again(shares)
         emitters = [share for share in shares if share.emits]
         decision = self._controller.decide(self._view(shares, emitters))
         if emitters:
             self._wanted = decision
-        budget = self._config.max_batched_tokens - sum(share.rows for share in shares)
+        said = self._said(emitters, decision)
+        wanted = {
+            share.request: _depth(said[share.request])
+            if share.request in said
+            else min(decision.k(share.request), self._room(share))
+            for share in emitters
+        }
+        spare = self._config.max_batched_tokens - sum(share.rows for share in shares)
+        granted = self._turns.share(wanted, spare)
         draft_rows = self._config.max_batched_tokens
         drafts: dict[int, HostDraft | DeviceDraft] = {}
         cut: dict[int, Choice] = {}
-        # Those first whose cache lags least: who has much to catch up must not take the rows of
-        # its neighbours.
+        # Those first whose cache lags least: who has much to catch up must not take the draft rows
+        # of its neighbours.
         for share in sorted(emitters, key=_lag):
-            wanted = decision.k(share.request)
-            k = min(wanted, self._room(share), budget)
-            draft = self._propose(share, k, draft_rows)
+            each = share.request
+            draft, short = self._draft(share, granted[each], said.get(each), draft_rows)
             if draft is not None:
-                drafts[share.request] = draft
-                budget -= _depth(draft)
+                drafts[each] = draft
                 draft_rows -= draft.catch_up if isinstance(draft, DeviceDraft) else 0
-            planned = _planned(share, draft, k)
-            if planned != wanted:
-                cut[share.request] = _cut(share, decision, planned, rows=k < wanted or bool(draft))
+            if short and _depth(draft) < (wanted[each] if each in said else decision.k(each)):
+                cut[each] = _at(decision, each, _depth(draft), short)
         self.decision = decision
         if cut:  # then the round is not the one that was forecast
             choices = {**decision.choices, **cut}
             self.decision = replace(decision, choices=choices, forecast=None)
         return drafts
 
+    def _again(self, shares: Sequence[Share]) -> dict[int, HostDraft | DeviceDraft]:
+        """The drafts of a round that broke: whether it broke may depend on them, so another K would
+        be a biased choice (contract section 3). Nobody is asked, and no wish is forgotten."""
+        drafts, choices = {}, {}
+        for share in shares:
+            draft = None if share.entry.retry is None else share.entry.retry.draft
+            if draft is not None:
+                drafts[share.request] = draft
+            if share.emits:
+                choices[share.request] = _at(
+                    self._wanted, share.request, _depth(draft), Reason.KEPT
+                )
+        self.decision = Decision(choices=choices)
+        return drafts
+
     def _view(self, shares: Sequence[Share], emitters: Sequence[Share]) -> LoadView:
+        rows = sum(share.rows for share in shares)
+        prefill_rows = sum(map(_prefill_rows, shares))
         return LoadView(
             requests=tuple(self._request(share) for share in emitters),
-            rows=sum(share.rows for share in shares),
-            prefill_rows=sum(_prefill_rows(share) for share in shares),
+            rows=rows,
+            prefill_rows=prefill_rows,
+            spare=self._config.max_batched_tokens - rows + prefill_rows,
             load=self._book.load(),
         )
 
@@ -121,42 +148,64 @@ class Drafts:
         """The longest draft that is any use: the terminal takes one token of the budget."""
         request = share.entry.request
         fresh = share.rows > 1 or (share.state.retained and not share.state.emitted)
-        if fresh or not share.emits:
+        if fresh or not share.emits or request.speculation.proposer not in self._proposers:
             return 0  # the first token waits for nothing: drafts start with the second
         room = min(self._config.k_max, request.stop.max_tokens - share.state.emitted - 1)
         if request.speculation.proposer is ProposerKind.DRAFT_MODEL:
             room = min(room, self._config.draft_max_len - len(share.state.tokens) + 1)
         return max(room, 0)
 
-    def _propose(self, share: Share, k: int, draft_rows: int) -> HostDraft | DeviceDraft | None:
-        """Drafts of the request's proposer for which there are blocks; never preempts for them.
+    def _said(
+        self, emitters: Sequence[Share], decision: Decision
+    ) -> dict[int, HostDraft | DeviceDraft | None]:
+        """What drafters on the host say, by request: often less than they may, and what they leave
+        of the rows is for others."""
+        said = {}
+        for share in emitters:
+            k = min(decision.k(share.request), self._room(share))
+            if share.entry.request.speculation.proposer is not ProposerKind.DRAFT_MODEL:
+                said[share.request] = self._propose(share, k, 0)
+        return said
 
-        A round that broke is tried again with the same drafts: whether it broke may depend on
-        them, so another K would be a biased choice (contract section 3).
-        """
-        if share.entry.retry is not None:
-            return share.entry.retry.draft
-        entry, tokens, tables = share.entry, share.state.tokens, self._book.tables
-        proposer = self._proposers.get(entry.request.speculation.proposer)
-        k = min(k, tables.rows_available(entry, Role.TARGET) - len(tokens))
-        if proposer is None or k <= 0:
+    def _propose(self, share: Share, k: int, draft_rows: int) -> HostDraft | DeviceDraft | None:
+        speculation = share.entry.request.speculation
+        if k <= 0:
             return None
         view = RequestView(
             request=share.request,
-            tokens=tokens,
-            draft_rows=entry.draft_rows,
+            tokens=share.state.tokens,
+            draft_rows=share.entry.draft_rows,
             row_budget=draft_rows,
-            min_confidence=entry.request.speculation.min_confidence,
+            min_confidence=speculation.min_confidence,
         )
-        draft = proposer.propose(view, k)
+        return self._proposers[speculation.proposer].propose(view, k)
+
+    def _draft(
+        self,
+        share: Share,
+        granted: int,
+        said: HostDraft | DeviceDraft | None,
+        draft_rows: int,
+    ) -> tuple[HostDraft | DeviceDraft | None, Reason | None]:
+        """Up to `granted` drafts for which there are blocks; never preempts for them. And for want
+        of what there are no more, the last thing that cut them; None where the drafter had less to
+        say."""
+        entry, length, tables = share.entry, len(share.state.tokens), self._book.tables
+        k = min(granted, tables.rows_available(entry, Role.TARGET) - length)
+        if k <= 0:
+            return None, Reason.MEMORY if granted else Reason.ROWS
+        draft = self._propose(share, k, draft_rows) if said is None else _first(said, k)
         if isinstance(draft, DeviceDraft):
-            rows = _draft_rows_after(draft, len(tokens))
+            rows = _draft_rows_after(draft, length)
             if not tables.try_grow(entry, Role.DRAFT, rows):
-                return None
+                return None, Reason.MEMORY
         depth = _depth(draft)
-        if depth and not tables.try_grow(entry, Role.TARGET, len(tokens) + depth):
-            return None
-        return draft
+        if depth and not tables.try_grow(entry, Role.TARGET, length + depth):
+            return None, Reason.MEMORY
+        if depth == k:
+            return draft, Reason.MEMORY if k < granted else Reason.ROWS
+        catches_up = isinstance(draft, DeviceDraft) or (said is None and draft_rows < 1)
+        return draft, Reason.ROWS if catches_up else None
 
 
 def _prefill_rows(share: Share) -> int:
@@ -164,21 +213,17 @@ def _prefill_rows(share: Share) -> int:
     return share.rows - (share.retains or (share.emits and share.rows > 0))
 
 
-def _planned(share: Share, draft: HostDraft | DeviceDraft | None, k: int) -> int:
-    """The K that was planned. A drafter on the host that has less to say was not cut."""
-    modelled = share.entry.request.speculation.proposer is ProposerKind.DRAFT_MODEL
-    return _depth(draft) if modelled else k
-
-
-def _cut(share: Share, decision: Decision, k: int, *, rows: bool) -> Choice:
-    """What became of a choice that was not planned as it was: for want of rows or of blocks; or
-    because a round that broke is tried again with its own K."""
-    choice = decision.choices.get(share.request)
+def _at(decision: Decision, request: int, k: int, reason: Reason) -> Choice:
+    """What became of a choice that was not planned as it was."""
+    choice = decision.choices.get(request)
     accepted = 0.0 if choice is None else min(choice.accepted, k)
-    reason = Reason.ROWS if rows else Reason.MEMORY
-    if share.entry.retry is not None:
-        reason = Reason.KEPT
     return Choice(k=k, reason=reason, accepted=accepted)
+
+
+def _first(draft: HostDraft | DeviceDraft, k: int) -> HostDraft | DeviceDraft:
+    if isinstance(draft, HostDraft):
+        return replace(draft, token_ids=draft.token_ids[:k])
+    return replace(draft, depth=min(draft.depth, k))
 
 
 def _lag(share: Share) -> int:

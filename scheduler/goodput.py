@@ -16,6 +16,7 @@ from scheduler.plan import Layout
 from scheduler.probing import Plan, Prober
 from scheduler.request import ProposerKind
 from scheduler.resting import Rest
+from scheduler.sharing import Turns
 from scheduler.stats import Choice, Decision, Forecast, Reason, StepStats
 from scheduler.time_price import KEEP_PLAIN, decode_rate, staggered_rate
 
@@ -83,7 +84,7 @@ class GoodputController:
         self._take_in()
         now, price = self._priced_round(view)
         floors = self._floors(now)
-        chosen = best(now.candidates, floors, now.costs, price)
+        chosen = best(now.candidates, floors, now.costs, price, rows=view.spare)
         rate = chosen.rate if price is None else price
         chosen = self._kept(now, chosen, floors, rate)
         if self._breaks_wishes(now, chosen):  # what was filled in beside the floors made it long
@@ -101,10 +102,10 @@ class GoodputController:
             lengths=chosen.lengths,
             costs=now.costs,
             rate=rate,
+            rows=view.spare,
         )
-        probe = None
-        if not view.prefill_rows:
-            probe = self._prober.probe(plan, chosen, at_liberty=floors == now.fixed)
+        free = floors == now.fixed
+        probe = None if view.prefill_rows else self._prober.probe(plan, chosen, at_liberty=free)
         if probe is not None:
             reasons |= dict.fromkeys(probe.lengths, probe.reason)
             lengths = {**chosen.lengths, **probe.lengths}
@@ -206,7 +207,7 @@ class GoodputController:
 
     def _floors(self, now: _Round) -> dict[int, int]:
         """The fixed K, and for each request with a wish the least K that meets it in a round as
-        long as all floors make it. Hopeless ones get none."""
+        long as all floors make it. Hopeless ones get none, nor those that rows do not reach."""
         floors = dict(now.fixed)
         wishes = [each for each in now.at_will.values() if each.tpot is not None and each.room]
         if not wishes:
@@ -219,6 +220,7 @@ class GoodputController:
                 for each in wishes
                 if each.tpot is not None
             }
+            wanted = _within(wanted, now.view.spare - sum(now.fixed.values()))
             if all(floors.get(request, 0) == k for request, k in wanted.items()):
                 break
             floors |= wanted
@@ -241,13 +243,14 @@ class GoodputController:
     def _kept(
         self, now: _Round, chosen: Allocation, floors: Mapping[int, int], rate: float
     ) -> Allocation:
-        """The K of the round before, where the new choice is hardly better."""
+        """The K of the round before as far as rows allow, where the new choice is hardly better."""
         if not any(each in self._last for each in now.at_will):
             return chosen
         lengths = dict(floors)
         for each, view in now.at_will.items():
             before = self._last.get(each, chosen.lengths.get(each, 0))
             lengths[each] = max(min(before, view.room), floors.get(each, 0))
+        lengths = _lowered(lengths, floors, now.view.spare)
         if not _differs(lengths, chosen.lengths):
             return chosen
         same = priced(now.candidates, lengths, now.costs)
@@ -299,6 +302,25 @@ def _as_before(lengths: Mapping[int, int]) -> Decision:
 
 def _differs(lengths: Mapping[int, int], others: Mapping[int, int]) -> bool:
     return any(k != others.get(request, 0) for request, k in lengths.items())
+
+
+def _within(wanted: Mapping[int, int], rows: int) -> dict[int, int]:
+    """These K in their order; 0 for one that is beyond the rows which those before it left."""
+    found = {}
+    for request, k in wanted.items():
+        found[request] = k if k <= rows else 0
+        rows -= found[request]
+    return found
+
+
+def _lowered(lengths: Mapping[int, int], floors: Mapping[int, int], rows: int) -> dict[int, int]:
+    """These K, none of which is below its floor; where they need more `rows`, what is above the
+    floors is cut alike."""
+    if sum(lengths.values()) <= rows:
+        return dict(lengths)
+    more = {each: k - floors.get(each, 0) for each, k in lengths.items()}
+    more = Turns().share(more, rows - sum(lengths.values()) + sum(more.values()))
+    return {each: floors.get(each, 0) + k for each, k in more.items()}
 
 
 def _least(survivals: Sequence[float], tokens: float) -> int:

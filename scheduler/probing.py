@@ -28,13 +28,20 @@ _ENOUGH = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What was chosen for a round: K by request, for `at_will` requests freely."""
+    """What was chosen for a round: K by request, for `at_will` requests freely, at most `rows` of
+    all together."""
 
     candidates: Sequence[Candidate]
     at_will: Mapping[int, DraftView]
     lengths: Mapping[int, int]
     costs: RoundCosts
     rate: float
+    rows: int
+
+    @property
+    def spare(self) -> int:
+        """Rows for further drafts."""
+        return max(self.rows - sum(self.lengths.values()), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +111,14 @@ class Prober:
         return self._hope[1]
 
     def _everybody(self, plan: Plan, chosen: Allocation, k: int) -> Probe | None:
-        """All that may draft `k` tokens: what such rounds cost is seen in no other way."""
+        """All that may draft `k` tokens: what such rounds cost is seen in no other way. Where rows
+        do not go round, those that are nearest."""
         lengths = {request: min(k, view.room) for request, view in plan.at_will.items()}
+        if sum(lengths.values()) > plan.spare:  # then k is 1
+            nearest = sorted(lengths, key=lambda each: _behind(plan.at_will[each]))
+            lengths = {each: lengths[each] for each in nearest[: plan.spare]}
+        if k and not any(lengths.values()):
+            return None
         other = priced(plan.candidates, {**plan.lengths, **lengths}, plan.costs)
         if k:
             cost = other.seconds - chosen.seconds
@@ -119,10 +132,10 @@ class Prober:
     def _deeper(self, plan: Plan, chosen: Allocation) -> Probe | None:
         """One request drafts further than planned, to the first position that is little known."""
         asked = self._whom(plan)
-        if asked is None or not self._hopeful(plan):
+        if asked is None or not plan.spare or not self._hopeful(plan):
             return None
         k = plan.lengths.get(asked.request, 0)
-        lengths = {asked.request: self._depth(asked, k)}
+        lengths = {asked.request: min(self._depth(asked, k), k + plan.spare)}
         longer = priced(plan.candidates, {**plan.lengths, **lengths}, plan.costs)
         cost = longer.seconds - chosen.seconds
         if not k:

@@ -53,8 +53,10 @@ class Rest:
 
     def _naps(self, view: LoadView, last: Mapping[int, int]) -> bool:
         """Drafting goes on. Ends at once when anybody comes, goes or prefills, or must not or will
-        not be drafted for freely."""
+        not be drafted for freely, and when rows are fewer."""
         if not self._nap or view.prefill_rows or len(view.requests) != len(last):
+            return False
+        if sum(last.values()) > view.spare:
             return False
         self._nap -= 1
         return all(

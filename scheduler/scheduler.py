@@ -102,14 +102,13 @@ class Scheduler:
         spare = self._config.max_batched_tokens - sum(share.rows for share in shares)
         # Drafts yield to prefill before prefill starves: at least half of what is left is for it.
         wanted = sum(self._drafts.wanted(share) for share in shares)
-        budget = max(spare - wanted, spare // 2)
+        budget = max(spare - wanted, (spare + 1) // 2)
         prefilling = [e for e in self.book.running if not self.book.state(e).prefilled]
-        shares += self._grant(prefilling, budget)
-        budget -= sum(share.rows for share in shares if share.entry in prefilling)
+        chunks = self._grant(prefilling, budget)
         if self.book.preemptions == before:
-            shares += self._admit(budget, now)
-        alive = self.book.running
-        return [share for share in shares if share.entry in alive]
+            chunks += self._admit(budget - sum(share.rows for share in chunks), now)
+        alive = set(map(_id, self.book.running))  # who was granted rows first may have had to yield
+        return [share for share in (*shares, *chunks) if share.request in alive]
 
     def _bounded(self, shares: list[Share]) -> list[Share]:
         """No more than may share a round. Where not all do they take turns, by id; the others keep

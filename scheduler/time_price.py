@@ -17,17 +17,25 @@ KEEP_PLAIN = 0.02
 def decode_rate(
     view: LoadView, candidates: Sequence[Candidate], model: CostModel, k_max: int
 ) -> tuple[float, int]:
-    """Tokens a second when all that run decode, and the K that is best for all of them."""
+    """Tokens a second when all that run decode, and the K that is best for all of them; of the last
+    step as many have one as there are rows for."""
     emitters = len(view.requests)
     running = max(view.load.running, emitters)
     context = sum(each.context for each in view.requests) / emitters
     costs = model.decoding(running, context, running * k_max)
+    left = view.spare + view.rows - view.prefill_rows - model.frontiers(running)
     best_rate, best_k, tokens = 0.0, 0, float(running)
+    drafts, drafting = 0, 0.0
     for k in range(k_max + 1):
         if k:
+            able = min(running, left - drafts)
+            if able <= 0:
+                break
             deep = [each.survivals[k - 1] for each in candidates if len(each.survivals) >= k]
-            tokens += running * sum(deep) / max(len(deep), 1)
-        rate = tokens / costs.alike(k)
+            tokens += able * sum(deep) / max(len(deep), 1)
+            drafts += able
+            drafting += costs.step[able]
+        rate = tokens / costs.seconds(drafts, drafting, k)
         if rate > best_rate * (1.0 if best_k or not k else 1.0 + KEEP_PLAIN):
             best_rate, best_k = rate, k
     return best_rate, best_k
@@ -47,5 +55,5 @@ def staggered_rate(
     plain = costs.alike(0)
     both = 1.0 + view.rows / len(view.requests)
     rate = both * len(view.requests) / plain
-    chosen = best(candidates, fixed, costs, rate)
+    chosen = best(candidates, fixed, costs, rate, rows=view.spare)
     return max(rate, both * chosen.tokens / (plain + both * (chosen.seconds - plain)))

@@ -5,13 +5,17 @@ draws may be unlucky for a controller that knows nothing yet: a point below the 
 two more seeds, and the median counts.
 """
 
+from collections import Counter
 from statistics import median
 
 import pytest
 
+from scheduler.controller import FixedController
+from scheduler.goodput import GoodputController
 from tests.bench.simulation.__main__ import run_point
 from tests.bench.simulation.catalogue import catalogue
 from tests.bench.simulation.table import FLOOR
+from tests.bench.virtual import ran
 
 # Steady scenarios are measured after the first fifth of the span, the others as a whole.
 STRICT = (
@@ -34,6 +38,7 @@ STRICT = (
         *(("wrong-step/embedded", 2), ("wrong-step/gpu", 4)),
     ),
     *(("prefill-full/gpu", 16), ("long/embedded", 8), ("recorded-token/embedded", 4)),
+    *(("crowd/wide", n) for n in (128, 256)),
 )
 
 
@@ -50,6 +55,27 @@ def test_the_controller_is_never_slower(name, concurrency):
         auto = next(each for each in point.arms if each.name == "auto")
         assert auto.flips <= 2 + auto.rounds // 40
         assert auto.idle_draft < 0.01
+
+
+@pytest.mark.parametrize("concurrency", [128, 256])
+@pytest.mark.parametrize("k", [None, 2, 4])
+def test_where_rows_are_short_nobody_is_left_without_drafts(concurrency, k):
+    """All accept alike, so that all are to have as much: a fixed K, and the controller's (None)."""
+    scenario = next(each for each in catalogue() if each.name == "crowd/wide")
+    where = scenario.world(concurrency, seed=1, share=0.3)
+    controller = FixedController(k) if k else GoodputController(where.truth.table(), where.k_max)
+    _, rounds, _ = ran(where, controller)
+    drafted, emitted = Counter(), Counter()
+    for done in rounds[len(rounds) // 3 :]:
+        assert sum(share.rows + share.k for share in done.shares) <= 512
+        for share in done.shares:
+            emitted[share.live.number] += share.emits
+            drafted[share.live.number] += share.k
+    assert len(emitted) == concurrency
+    means = [drafted[each] / count for each, count in emitted.items()]
+    fair = min((512 - concurrency) / concurrency, 8 if k is None else k)
+    assert min(means) >= 0.8 * fair
+    assert max(means) <= 1.2 * fair
 
 
 def played(name, concurrency, seed):

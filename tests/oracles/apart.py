@@ -111,7 +111,7 @@ class Apart:
         """Nobody is preempted in a game, so that a request emits with its prompt or one row."""
         rows = [1 if each.emitted else each.context for each in requests]
         total = 0 if self._retained else sum(rows)
-        return LoadView(requests=tuple(requests), rows=total, prefill_rows=0, load=LOAD)
+        return LoadView(requests=tuple(requests), rows=total, prefill_rows=0, spare=512, load=LOAD)
 
     def _stats(self, life, groups):
         rows = sum(group.prefilled + self._frontier(group) + _k(group) for group in groups)

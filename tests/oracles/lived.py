@@ -92,4 +92,4 @@ def _alone(policy, rows):
         emitted=1,
         left=10**6,
     )
-    return LoadView(requests=(view,), rows=rows, prefill_rows=0, load=LOAD)
+    return LoadView(requests=(view,), rows=rows, prefill_rows=0, spare=512, load=LOAD)

@@ -41,10 +41,10 @@ def seen(request, **changes):
     return DraftView(request=request, **{**given, **changes})
 
 
-def view(*requests, prefill_rows=0):
-    """A load of these requests, with so many rows of prefill beside."""
+def view(*requests, prefill_rows=0, spare=1 << 10):
+    """A load of these requests, with so many rows of prefill beside, and `spare` for drafts."""
     rows = len(requests) + prefill_rows
-    return LoadView(requests=requests, rows=rows, prefill_rows=prefill_rows, load=LOAD)
+    return LoadView(requests=requests, rows=rows, prefill_rows=prefill_rows, spare=spare, load=LOAD)
 
 
 def group(request, k, masses=None, **changes):

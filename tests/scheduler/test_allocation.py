@@ -12,6 +12,8 @@ from scheduler.allocation import Candidate, best, priced
 from scheduler.cost_model import RoundCosts
 
 DEEPEST = 3
+MANY = 1 << 10
+"""More rows than any instance has drafts."""
 PRODUCTS = st.lists(st.floats(0.0, 1.0), max_size=DEEPEST).map(
     lambda alphas: tuple(accumulate(alphas, lambda whole, alpha: whole * alpha))
 )
@@ -118,7 +120,7 @@ def shortfalls(count, **options):
     """Rate over that of brute force, for so many instances."""
     for seed in range(count):
         candidates, costs = instance(seed, **options)
-        yield best(candidates, {}, costs).rate / best_of_all(candidates, costs)
+        yield best(candidates, {}, costs, rows=MANY).rate / best_of_all(candidates, costs)
 
 
 def lengths_of(candidates, found):
@@ -168,7 +170,7 @@ def test_nothing_beats_brute_force_and_nothing_is_worse_than_plain(wakes):
     mixed = {"modelled": lambda chance: chance.random() < 0.7, "wakes": wakes}
     for seed in range(1000):
         candidates, costs = instance(seed, **mixed)
-        found = best(candidates, {}, costs)
+        found = best(candidates, {}, costs, rows=MANY)
         plain = costs.emitters / costs.verify[0]
         assert plain * (1 - 1e-9) <= found.rate
         assert found.rate <= best_of_all(candidates, costs) * (1 + 1e-9)
@@ -179,7 +181,7 @@ def test_at_a_given_rate_it_takes_value_not_ratio():
     for seed in range(600):
         candidates, costs = instance(seed, modelled=lambda chance: False)
         rate = random.Random(-seed - 1).uniform(0.0, 3.0) * costs.emitters / costs.verify[0]
-        found = best(candidates, {}, costs, rate)
+        found = best(candidates, {}, costs, rate, rows=MANY)
         assert found.value(rate) == pytest.approx(best_of_all(candidates, costs, rate=rate))
 
 
@@ -188,7 +190,7 @@ def test_a_stair_behind_a_rise_is_found():
     verify = [1.0, 1.9, 1.9, 1.9, 1.9]
     costs = RoundCosts(1, verify, [1.0] * 5, [0.0, 0.0])
     sure = Candidate(request=7, survivals=(0.8, 0.7, 0.6, 0.5), modelled=True)
-    found = best([sure], {}, costs)
+    found = best([sure], {}, costs, rows=MANY)
     assert found.lengths == {7: 4}
     assert found.rate == pytest.approx(3.6 / 1.9)
 
@@ -198,7 +200,7 @@ def test_a_deep_step_for_one_is_given_up_as_a_whole():
     costs = RoundCosts(3, [1.0] * 10, [1.0] * 10, [0.0, 0.4, 0.4, 0.4])
     deep = Candidate(request=0, survivals=(0.9, 0.85), modelled=True)
     flat = [Candidate(request=n, survivals=(0.8,), modelled=True) for n in (1, 2)]
-    found = best([deep, *flat], {}, costs)
+    found = best([deep, *flat], {}, costs, rows=MANY)
     assert found.lengths == {0: 1, 1: 1, 2: 1}
 
 
@@ -217,7 +219,7 @@ def test_hardly_ever_would_one_k_for_all_be_better():
             alpha, room = chance.uniform(0.3, 0.98), chance.choice((6, 6, 6, chance.randint(1, 6)))
             survivals = tuple(alpha**k for k in range(1, room + 1))
             candidates.append(Candidate(request=request, survivals=survivals, modelled=True))
-        found = best(candidates, {}, costs)
+        found = best(candidates, {}, costs, rows=MANY)
         for k in range(7):
             lengths = {each.request: min(k, len(each.survivals)) for each in candidates}
             assert found.rate >= 0.999 * priced(candidates, lengths, costs).rate
@@ -228,7 +230,7 @@ def test_a_dear_draft_model_does_not_decide_for_drafts_of_the_host():
     costs = RoundCosts(3, [1.0, 1.02, 1.04, 1.06], [1.0] * 4, [0.0, 0.5, 0.5, 0.5])
     model = Candidate(request=0, survivals=(0.95,), modelled=True)
     host = [Candidate(request=n, survivals=(0.7,), modelled=False) for n in (1, 2)]
-    assert best([model, *host], {}, costs).lengths == {1: 1, 2: 1}
+    assert best([model, *host], {}, costs, rows=MANY).lengths == {1: 1, 2: 1}
 
 
 def test_a_long_request_does_not_take_drafting_from_the_others():
@@ -236,7 +238,7 @@ def test_a_long_request_does_not_take_drafting_from_the_others():
     costs = RoundCosts(3, [1.0, 1.02, 1.04, 1.06], [1.0] * 4, [0.0, 0.05, 0.05, 0.05])
     long = Candidate(request=0, survivals=(0.95,), again=1.0, modelled=True)
     short = [Candidate(request=n, survivals=(0.9,), modelled=True) for n in (1, 2)]
-    assert best([long, *short], {}, costs).lengths == {1: 1, 2: 1}
+    assert best([long, *short], {}, costs, rows=MANY).lengths == {1: 1, 2: 1}
 
 
 # ---- floors, limits, ties ------------------------------------------------------------------------
@@ -253,7 +255,7 @@ def with_floors(seed, **options):
 def test_floors_are_kept_and_no_draft_is_longer_than_its_survivals(rate):
     for seed in range(800):
         candidates, floors, costs = with_floors(seed, wakes=0.5)
-        found = best(candidates, floors, costs, rate)
+        found = best(candidates, floors, costs, rate, rows=MANY)
         for each, k in zip(candidates, lengths_of(candidates, found), strict=True):
             assert floors[each.request] <= k <= len(each.survivals)
         assert 0 not in found.lengths.values()
@@ -264,7 +266,7 @@ def test_floors_are_filled_up_as_well_as_brute_force_does():
     for seed in range(800):
         candidates, floors, costs = with_floors(seed)
         candidates = [replace(each, modelled=False) for each in candidates]
-        found = best(candidates, floors, costs)
+        found = best(candidates, floors, costs, rows=MANY)
         assert found.rate == pytest.approx(best_of_all(candidates, costs, floors))
 
 
@@ -284,7 +286,7 @@ def test_no_k_past_the_survivals_for_any_of_them(survivals, worth, data):
         Candidate(request=n, survivals=each, modelled=bool(n % 2))
         for n, each in enumerate(survivals)
     ]
-    found = best(candidates, {}, costs)
+    found = best(candidates, {}, costs, rows=MANY)
     lengths = lengths_of(candidates, found)
     assert all(k <= len(each) for k, each in zip(lengths, survivals, strict=True))
     tokens, seconds = summed(candidates, lengths, costs)
@@ -296,17 +298,17 @@ def test_equal_choices_give_shorter_drafts():
     """What earns just what it costs is not taken, and a tie of two goes to the first step."""
     even = RoundCosts(1, [1.0, 1.5, 2.0], [1.0] * 3, [0.0, 0.0])
     half = Candidate(request=0, survivals=(0.5, 0.5), modelled=True)
-    assert best([half], {}, even).lengths == {}
+    assert best([half], {}, even, rows=MANY).lengths == {}
     first_free = replace(even, verify=[1.0, 1.0, 1.25])
-    assert best([replace(half, survivals=(1.0, 0.5))], {}, first_free).lengths == {0: 1}
+    assert best([replace(half, survivals=(1.0, 0.5))], {}, first_free, rows=MANY).lengths == {0: 1}
     one_row_free = RoundCosts(2, [1.0, 1.0, 9.0, 9.0], [1.0] * 4, [0.0] * 3)
     sure = [
         Candidate(request=0, survivals=(1.0, 1.0), modelled=True),
         Candidate(request=1, survivals=(1.0,), modelled=True),
     ]
-    assert best(sure, {}, one_row_free).lengths == {0: 1}
+    assert best(sure, {}, one_row_free, rows=MANY).lengths == {0: 1}
     two_rows_free = replace(one_row_free, verify=[1.0, 1.0, 1.0, 9.0])
-    assert best(sure, {}, two_rows_free).lengths == {0: 1, 1: 1}
+    assert best(sure, {}, two_rows_free, rows=MANY).lengths == {0: 1, 1: 1}
 
 
 # ---- prices --------------------------------------------------------------------------------------
@@ -335,7 +337,7 @@ def test_what_best_reports_is_what_priced_says():
         candidates, floors, costs = with_floors(seed, wakes=0.3)
         chance = random.Random(-seed - 1)
         costs = replace(costs, relative=[chance.uniform(0.8, 1.25) for _ in costs.relative])
-        found = best(candidates, floors, costs)
+        found = best(candidates, floors, costs, rows=MANY)
         again = priced(candidates, found.lengths, costs)
         assert again.lengths == found.lengths
         assert (again.tokens, again.seconds) == pytest.approx((found.tokens, found.seconds))
@@ -349,7 +351,7 @@ def test_a_dearer_draft_step_never_makes_requests_that_are_alike_draft_more():
         before = None
         for dearer in (0.0, 0.5, 1.0, 1.5, 2.0, 4.0, 16.0):
             dear = replace(costs, step=[dearer * each for each in costs.step])
-            drafts = sum(best(candidates, {}, dear).lengths.values())
+            drafts = sum(best(candidates, {}, dear, rows=MANY).lengths.values())
             assert before is None or drafts <= before
             before = drafts
 
@@ -357,6 +359,6 @@ def test_a_dearer_draft_step_never_makes_requests_that_are_alike_draft_more():
 def test_order_of_the_requests_changes_no_rate():
     for seed in range(500):
         candidates, costs = instance(seed)
-        found = best(candidates, {}, costs)
-        turned = best(candidates[::-1], {}, costs)
+        found = best(candidates, {}, costs, rows=MANY)
+        turned = best(candidates[::-1], {}, costs, rows=MANY)
         assert turned.rate == pytest.approx(found.rate)

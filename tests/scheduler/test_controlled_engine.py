@@ -234,7 +234,7 @@ def looked_at(count):
         )
         for n in range(count)
     )
-    return LoadView(requests=tuple(views), rows=count, prefill_rows=0, load=LOAD)
+    return LoadView(requests=tuple(views), rows=count, prefill_rows=0, spare=200, load=LOAD)
 
 
 def test_a_doze_ends_although_the_load_stays():

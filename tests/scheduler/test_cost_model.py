@@ -4,10 +4,13 @@ import random
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from scheduler.cost_model import CostModel
+from scheduler.goodput import GoodputController
 from scheduler.stats import CommitOutcome
-from tests.scheduler.crowds import CONTEXT, group, table, took, truth
+from tests.scheduler.crowds import CONTEXT, group, seen, table, took, truth, view
 
 K = 4
 TABLE = table(step_row=0.0001)
@@ -225,3 +228,24 @@ def test_other_rounds_than_those_of_decoding_alone_teach_nothing(name):
     for _ in range(100):
         model.learn(took(9.0, group(1, 2), group(2, 2)))
     assert model.speed != pytest.approx(before[0])
+
+
+@given(
+    row_key=st.floats(0.0, 1e-2),
+    at=st.integers(0, 4000),
+    context=st.integers(1, 4000),
+    count=st.integers(1, 8),
+    prefill_rows=st.sampled_from((0, 0, 100)),
+    tpot=st.sampled_from((None, None, 0.01)),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_decision_can_be_made_by_a_table_that_is_steep_over_contexts(
+    row_key, at, context, count, prefill_rows, tpot
+):
+    """Short contexts would take less than no time by it."""
+    steep = replace(table(), context=at, row_key=row_key, draft_row_key=row_key)
+    controller = GoodputController(steep, 4)
+    views = [seen(n, context=context, tpot=tpot) for n in range(count)]
+    for _ in range(4):
+        forecast = controller.decide(view(*views, prefill_rows=prefill_rows)).forecast
+        assert forecast is None or min(forecast.seconds, forecast.plain_seconds) > 0.0

@@ -117,10 +117,27 @@ def test_every_row_takes_longer_in_a_longer_context():
     assert deep.draft_step(2, 110) == pytest.approx(0.5 + 0.01 * 2 * 10)
 
 
-def test_no_context_makes_a_round_cost_less_than_nothing():
-    steep = table(row_key=1.0, draft_row_key=1.0)
-    assert steep.round(2, 7, 0) == 0.0
-    assert steep.draft_step(3, 0) == 0.0
+@given(
+    context=st.floats(0.0, 1e6),
+    keys=st.tuples(st.floats(0.0, 10.0), st.floats(0.0, 10.0)),
+    emitters=st.integers(1, 20),
+    rows=st.integers(0, 5000),
+)
+def test_no_context_makes_a_round_or_a_step_cost_nothing(context, keys, emitters, rows):
+    """Rates are tokens over these seconds."""
+    steep, flat = table(row_key=keys[0], draft_row_key=keys[1]), table()
+    for found, measured in (
+        (steep.round(emitters, rows, context), flat.round(emitters, rows, context)),
+        (steep.draft_step(emitters, context), flat.draft_step(emitters, context)),
+    ):
+        assert found >= 0.1 * measured > 0.0
+    if context <= steep.context:
+        assert steep.round(emitters, rows, context) <= flat.round(emitters, rows, context)
+
+
+def test_a_table_refuses_rounds_that_take_no_time():
+    with pytest.raises(ValueError, match="time"):
+        table(rounds=(RoundCurve(emitters=1, seconds=FLAT),))
 
 
 def test_a_draft_step_of_nobody_costs_nothing():

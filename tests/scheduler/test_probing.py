@@ -14,7 +14,7 @@ from scheduler.cost_model import CostModel
 from scheduler.goodput import GoodputController
 from scheduler.probing import Plan, Prober
 from scheduler.stats import Reason
-from tests.scheduler.crowds import CONTEXT, group, seen, table, took, truth, view
+from tests.scheduler.crowds import CONTEXT, FAR, group, seen, table, took, truth, view
 
 K = 4
 SHARE = 0.005
@@ -30,7 +30,7 @@ class Desk:
         self.model = CostModel(self.table, K)
         self.prober = Prober(self.book, self.model)
 
-    def plan(self, views, survivals):
+    def plan(self, views, survivals, rows=FAR):
         """The best plan for these requests."""
         costs = self.model.costs(len(views), len(views), CONTEXT, K * len(views))
         candidates = [
@@ -42,10 +42,10 @@ class Desk:
             )
             for each in views
         ]
-        found = best(candidates, {}, costs)
+        found = best(candidates, {}, costs, rows=rows)
         at_will = {each.request: each for each in views}
         given = {"candidates": candidates, "at_will": at_will, "costs": costs}
-        return Plan(lengths=found.lengths, rate=found.rate, **given), found
+        return Plan(lengths=found.lengths, rate=found.rate, rows=rows, **given), found
 
     def probe(self, plan, found, *, at_liberty=True):
         return self.prober.probe(plan, found, at_liberty=at_liberty)
@@ -228,6 +228,26 @@ def test_no_plain_probe_where_nothing_is_drafted():
         probe = desk.probe(*planned)
         reasons.add(probe and probe.reason)
     assert reasons == {None, Reason.PROBE}
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 9])
+def test_where_drafting_is_due_as_many_draft_as_there_are_rows_for(rows):
+    """Those that are nearest; and never is a probe deeper than the rows."""
+    desk = Desk()
+    views = [seen(1, lag=40), seen(2), seen(3, lag=20)]
+    for _ in range(300):
+        desk.prober.learn(took(0.01, *(group(n, 0) for n in (1, 2, 3))))
+    idle = desk.plan([seen(n, room=0) for n in (1, 2, 3)], BAD)
+    for _ in range(3000):  # enough is saved up for all
+        desk.probe(*idle)
+    planned, probes = desk.plan(views, BAD, rows), []
+    for _ in range(3000):
+        probe = desk.probe(*planned)
+        probes += [probe] if probe else []
+    assert bool(probes) == bool(rows)
+    assert all(0 < sum(each.lengths.values()) <= rows for each in probes)
+    if rows:
+        assert probes[0].lengths == dict.fromkeys((2, 3, 1)[:rows], 1)
 
 
 @pytest.mark.parametrize("asked", [0, 1, 4])

@@ -20,7 +20,7 @@ RETAINED = Layout.RETAINED_FRONTIER
 
 def deciding(requests):
     """A round in which these requests emit from retained logits: no rows but drafts."""
-    return LoadView(requests=tuple(requests), rows=0, prefill_rows=0, load=LOAD)
+    return LoadView(requests=tuple(requests), rows=0, prefill_rows=0, spare=512, load=LOAD)
 
 
 def decided(ks, accepted=None):

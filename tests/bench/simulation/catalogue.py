@@ -60,6 +60,7 @@ COSTS: Mapping[str, Truth] = {
         step=line(10e-3, 0.05e-3),
         catch_up=0.05e-3,
     ),
+    "wide": Truth(rows=line(10e-3, 5e-6), step=line(0.7e-3, 1e-6), catch_up=2e-6),
 }
 
 
@@ -178,7 +179,10 @@ def _loads() -> list[Scenario]:
         long = Traffic(domains=(steady(0.75),), long_every=1)
         one = _steady("long", (), costs, traffic=long, concurrencies=(4, 8, 16))
         found.append(replace(one, longer=5.0))
-    return found
+    # More drafts pay than a round has rows for: 512 less a frontier each.
+    many = Traffic(domains=(steady(0.8),), prompts=(16, 32), outputs=(1500, 2500), stop=0.0)
+    crowd = _steady("crowd", (), "wide", traffic=many, concurrencies=(128, 256), longer=0.5)
+    return [*found, crowd]
 
 
 def _wrong_tables() -> list[Scenario]:

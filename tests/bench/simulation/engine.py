@@ -13,6 +13,7 @@ from scheduler.controller import Controller, DraftView, LoadView
 from scheduler.events import RequestStats
 from scheduler.plan import RoundTimings, TerminalKind
 from scheduler.request import FinishReason, ProposerKind
+from scheduler.sharing import Turns
 from scheduler.stats import (
     CommitOutcome,
     Decision,
@@ -96,6 +97,7 @@ class VirtualEngine:
         if world.traffic.rate is not None:
             self._due = arrivals(world.traffic.rate, world.span, world.seed)[::-1]
         self._waiting: list[Live] = []
+        self._turns = Turns()
 
     def run(self) -> None:
         """Rounds until the span is over or nothing is left to do."""
@@ -135,7 +137,7 @@ class VirtualEngine:
         """Rows: a frontier for those that decode, then chunks of prompts, then new requests."""
         shares = [self._decoding(each) for each in self.running.values() if each.emitted]
         spare = _ROWS - len(shares)
-        budget = max(spare - sum(map(_wanted, shares)), spare // 2)
+        budget = max(spare - sum(map(_wanted, shares)), (spare + 1) // 2)
         for live in [each for each in self.running.values() if not each.emitted]:
             rows = min(live.prompt - live.rows, budget)
             budget -= rows
@@ -164,13 +166,14 @@ class VirtualEngine:
             requests=tuple(map(self._view, emitting)),
             rows=sum(share.rows for share in shares),
             prefill_rows=sum(share.rows - share.emits for share in shares),
+            spare=_ROWS - len(emitting),
             load=self._load(),
         )
         decision = self._controller.decide(view)
-        budget = _ROWS - view.rows
+        wanted = {s.live.number: min(decision.k(s.live.number), s.room) for s in emitting}
+        granted = self._turns.share(wanted, _ROWS - view.rows)
         for share in emitting:
-            share.k = min(decision.k(share.live.number), share.room, budget)
-            budget -= share.k
+            share.live.k, share.k = wanted[share.live.number], granted[share.live.number]
         self._catch_up(emitting)
         return _as_planned(decision, emitting)
 
@@ -384,11 +387,10 @@ def _wanted(share: Share) -> int:
 
 
 def _as_planned(decision: Decision, emitting: Sequence[Share]) -> Decision:
-    """The decision with what rows left of it, kept by each request for the next round."""
+    """The decision with what rows left of it."""
     choices = dict(decision.choices)
     for share in emitting:
         number = share.live.number
-        share.live.k = share.k
         if number in choices and share.k < choices[number].k:
             choices[number] = replace(choices[number], k=share.k, reason=Reason.ROWS)
     return replace(decision, choices=choices)

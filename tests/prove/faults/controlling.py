@@ -3,6 +3,7 @@
 from tests.prove.faults.killers import (
     ACCEPTANCE_TESTS,
     ALLOCATION_TESTS,
+    BUDGET_TESTS,
     CONTROLLED_LIVES,
     CONTROLLED_TESTS,
 )
@@ -60,8 +61,27 @@ CONTROL = (
         "want of blocks is told as want of rows",
         "",
         _CHOICE,
-        ("Reason.ROWS if rows else Reason.MEMORY", "Reason.ROWS"),
-        f"{CONTROLLED_TESTS}::test_a_cut_for_blocks_says_so",
+        (
+            "return draft, Reason.MEMORY if k < granted else Reason.ROWS",
+            "return draft, Reason.ROWS",
+        ),
+        f"{BUDGET_TESTS}::test_a_cut_names_what_was_too_little_in_the_end",
+    ),
+    fault(
+        "more drafts are chosen than a round has rows for",
+        "",
+        _ALLOCATION,
+        ("    tried = slots[:rows]\n", "    tried = slots\n"),
+        f"{BUDGET_TESTS}::test_within_the_rows_it_is_the_best_of_all",
+        f"{BUDGET_TESTS}::test_no_decision_needs_more_rows_than_there_are",
+    ),
+    fault(
+        "rows that do not go round go to the same requests always",
+        "",
+        "scheduler/sharing.py",
+        ("            self._last = each\n", ""),
+        "tests/scheduler/test_sharing.py::test_what_is_left_over_goes_round_in_turn",
+        f"{BUDGET_TESTS}::test_a_fixed_k_is_cut_alike_for_all_and_no_request_is_always_last[10-13]",
     ),
     fault(
         "dozing never ends",

@@ -79,7 +79,10 @@ DRAFTS = (
         "retry of a broken round at another K",
         "",
         _CHOICE,
-        ("return share.entry.retry.draft", "k = max(0, k - 1)"),
+        (
+            "                drafts[share.request] = draft\n",
+            "                drafts[share.request] = _first(draft, _depth(draft) - 1)\n",
+        ),
         f"{PLANNING_TESTS}::test_a_round_that_broke_is_tried_again_with_the_same_drafts",
         FAULT_TESTS,
     ),
