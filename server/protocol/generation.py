@@ -25,10 +25,12 @@ MAX_BIASES = 1024
 
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
-    Field(max_length=MAX_METADATA),
+    Field(max_length=MAX_METADATA, fail_fast=True),
 ]
+StopIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS, fail_fast=True)]
 Biases = Annotated[
-    dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)
+    dict[str, Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=MAX_BIASES, fail_fast=True),
 ]
 
 
@@ -70,7 +72,7 @@ class GenerationBody(Body):
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stop: StopStrings | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS)] | None = None
+    stop_token_ids: StopIds | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     seed: Int64 | None = None

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from server.protocol.chat import Message
+from server.protocol.chat import Messages
 from server.protocol.fields import Body, TokenId, disagreement
 
 __all__ = ["DetokenizeBody", "TokenizeBody"]
@@ -15,7 +15,7 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -33,4 +33,4 @@ class DetokenizeBody(Body):
     """Token ids to turn into text; special tokens are kept."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
