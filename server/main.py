@@ -30,7 +30,7 @@ from server.backend import Backend
 from server.connection import Connection
 from server.detached import detached
 from server.outcomes import CallOutcome, OutcomeSink
-from server.settings import Settings, SettingsError
+from server.settings import Settings, SettingsError, ignored_variables
 from server.translate import Wishes
 from server.version import version
 from telemetry.acceptance_log import AcceptanceLog
@@ -72,6 +72,9 @@ def serve(settings: Settings) -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
+    foreign = ignored_variables()
+    if foreign:
+        logger.info("no settings, but what Kubernetes tells of a Service: %s", ", ".join(foreign))
     return uvloop.run(_Process(settings).run())
 
 

@@ -8,7 +8,7 @@ import torch
 
 from scheduler.errors import ModelRefused
 from server import assembly
-from server.settings import Settings, SettingsError, load_settings
+from server.settings import Settings, SettingsError, ignored_variables, load_settings
 
 
 @pytest.fixture(autouse=True)
@@ -208,11 +208,54 @@ def test_unknown_and_malformed_keys_of_the_file(file):
 
 
 def test_unknown_and_malformed_variables(monkeypatch):
-    monkeypatch.setenv("FENCEPOST_PORT", "tcp://10.0.0.1:8000")
-    with pytest.raises(SettingsError, match="port=tcp://10"):
+    monkeypatch.setenv("FENCEPOST_PORT", "tcp:8000")
+    with pytest.raises(SettingsError, match="port=tcp:8000"):
         load_settings({})
     with pytest.raises(SettingsError, match="FENCEPOST_PROT=1: unknown setting"):
         load_settings({}, {"FENCEPOST_PROT": "1"})
+
+
+SERVICE = {
+    "FENCEPOST_SERVICE_HOST": "10.0.0.7",
+    "FENCEPOST_SERVICE_PORT": "8000",
+    "FENCEPOST_SERVICE_PORT_HTTP": "8000",
+    "FENCEPOST_PORT": "tcp://10.0.0.7:8000",
+    "FENCEPOST_PORT_8000_TCP": "tcp://10.0.0.7:8000",
+    "FENCEPOST_PORT_8000_TCP_PROTO": "tcp",
+    "FENCEPOST_PORT_8000_TCP_PORT": "8000",
+    "FENCEPOST_PORT_8000_TCP_ADDR": "10.0.0.7",
+    "FENCEPOST_PORT_53_UDP": "udp://[fd00::7]:53",
+    "FENCEPOST_PORT_53_UDP_ADDR": "fd00::7",
+    "FENCEPOST_GPU_SERVICE_HOST": "10.0.0.8",
+    "FENCEPOST_GPU_PORT": "tcp://10.0.0.8:80",
+}
+
+
+def test_what_kubernetes_sets_for_a_service_is_no_setting(monkeypatch, file):
+    for name, value in SERVICE.items():
+        monkeypatch.setenv(name, value)
+    assert ignored_variables() == sorted(SERVICE)
+    assert load_settings({}).port == 8000
+    assert load_settings({"config": file("port = 7")}).port == 7
+    assert load_settings({"port": "9"}).port == 9
+    monkeypatch.setenv("FENCEPOST_PORT", "8001")
+    assert load_settings({}).port == 8001
+    assert "FENCEPOST_PORT" not in ignored_variables()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("FENCEPOST_SERVICE", "x"), ("FENCEPOST_SERVICE_HOSTS", "10.0.0.7")),
+        *(("FENCEPOST_SERVICE_PORT", "many"), ("FENCEPOST_SERVICE_HOST", "my host")),
+        *(("FENCEPOST_PORT_HTTP", "8000"), ("FENCEPOST_PORT_8000_TCP", "8000")),
+        *(("FENCEPOST_PORT_8000_TCP_NAME", "x"), ("FENCEPOST_GPU_PORT", "8000")),
+        *(("FENCEPOST_HOSTPORT", "tcp://10.0.0.7:8000"), ("FENCEPOST_PORT_8000_TCP_PROTO", "no")),
+    ],
+)
+def test_what_only_looks_like_it_is_unknown(name, value):
+    with pytest.raises(SettingsError, match=f"{name}.*: unknown setting"):
+        load_settings({}, {name: value})
 
 
 def test_secrets_are_not_shown(file):
