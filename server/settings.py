@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 from pydantic import (
     ByteSize,
     Field,
-    SecretStr,
     ValidationError,
     field_validator,
     model_validator,
@@ -27,7 +26,7 @@ from pydantic_settings import (
 
 from server.service_variables import of_a_service
 from server.setting_sources import FileSource, SettingsError, Variables
-from server.setting_values import Count, Folder, Names, Secrets
+from server.setting_values import Count, Folder, Names, Secret, Secrets, Text
 
 __all__ = ["DEFAULT_K", "Settings", "SettingsError", "ignored_variables", "load_settings"]
 
@@ -51,17 +50,17 @@ class Settings(BaseSettings):
     )
 
     config: Path | None = Field(None, description="TOML file with any of these settings")
-    host: str = Field("127.0.0.1", description="address to listen on")
+    host: Text = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    model: str | None = Field(
+    model: Text | None = Field(
         None, description="target model, a folder or a repository name (default: the embedded pair)"
     )
-    draft_model: str | None = Field(
+    draft_model: Text | None = Field(
         None, description="draft model (default: the embedded pair's, if its target is served)"
     )
-    revision: str | None = Field(None, description="revision of the target model")
-    draft_revision: str | None = Field(None, description="revision of the draft model")
-    hf_token: SecretStr | None = Field(
+    revision: Text | None = Field(None, description="revision of the target model")
+    draft_revision: Text | None = Field(None, description="revision of the draft model")
+    hf_token: Secret | None = Field(
         None,
         description="token for gated model repositories (others can read flags: use the variable)",
     )
@@ -82,16 +81,16 @@ class Settings(BaseSettings):
         "mp",
         description="what starts those processes: vLLM here, or Ray on a GPU (needs the extra ray)",
     )
-    quantization: str | None = Field(
+    quantization: Text | None = Field(
         None, description="vLLM's name of how the target's weights are held (runtime=vllm)"
     )
-    draft_quantization: str | None = Field(
+    draft_quantization: Text | None = Field(
         None, description="the same for the draft (runtime=vllm)"
     )
-    kv_cache_dtype: str | None = Field(
+    kv_cache_dtype: Text | None = Field(
         None, description="vLLM's name of the type of the target's K/V rows (runtime=vllm)"
     )
-    draft_kv_cache_dtype: str | None = Field(
+    draft_kv_cache_dtype: Text | None = Field(
         None, description="the same for the draft (runtime=vllm)"
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the models run")
@@ -179,7 +178,7 @@ class Settings(BaseSettings):
     debug_rounds: Annotated[int, Field(ge=1, le=1000)] | None = Field(
         None, description="rounds kept for GET /debug/rounds (default: there is no such route)"
     )
-    otel_endpoint: str | None = Field(
+    otel_endpoint: Text | None = Field(
         None,
         description="address that gets a trace of every request by OTLP over HTTP, such as "
         "http://127.0.0.1:4318/v1/traces (needs the extra otel; default: no traces)",

@@ -2,9 +2,11 @@
 
 import os
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 import pytest
 import torch
+from pydantic import SecretStr
 
 from scheduler.errors import ModelRefused
 from server import assembly
@@ -213,6 +215,47 @@ def test_unknown_and_malformed_variables(monkeypatch):
         load_settings({})
     with pytest.raises(SettingsError, match="FENCEPOST_PROT=1: unknown setting"):
         load_settings({}, {"FENCEPOST_PROT": "1"})
+
+
+def strings(annotation):
+    """Whether a text is one of the forms of an annotation."""
+    if annotation in (str, SecretStr):
+        return True
+    return get_origin(annotation) is not Literal and any(map(strings, get_args(annotation)))
+
+
+TEXTS = [name for name, each in Settings.model_fields.items() if strings(each.annotation)]
+
+
+@pytest.mark.parametrize("given", ["", "  "])
+@pytest.mark.parametrize("name", TEXTS)
+def test_no_text_is_empty(name, given, monkeypatch, file):
+    """An empty host is all of them, an empty model the embedded one, no keys are no lock."""
+    with pytest.raises(SettingsError, match=f"{name}="):
+        load_settings({name: given})
+    with pytest.raises(SettingsError, match=f"{name}="):
+        load_settings({"config": file(f'{name} = "{given}"')})
+    monkeypatch.setenv(f"FENCEPOST_{name.upper()}", given)
+    with pytest.raises(SettingsError, match=f"{name}="):
+        load_settings({})
+
+
+def test_the_texts_are_all_there():
+    assert {"host", "model", "draft_model", "revision", "hf_token", "quantization"} < set(TEXTS)
+    assert {"api_key", "served_model_name", "domains", "otel_endpoint"} < set(TEXTS)
+
+
+@pytest.mark.parametrize("name", ["api_key", "served_model_name", "domains"])
+def test_entries_of_a_list_are_stripped_and_not_empty(name, file):
+    for text in ("[]", '[""]', '["a", " "]', '" , "'):
+        with pytest.raises(SettingsError, match=f"{name}=.*empty"):
+            load_settings({"config": file(f"{name} = {text}")})
+    for text in ('[" a ", "b"]', '" a ,, b,"'):
+        found = getattr(load_settings({"config": file(f"{name} = {text}")}), name)
+        secret = isinstance(found[0], SecretStr)
+        assert [each.get_secret_value() if secret else each for each in found] == ["a", "b"]
+    with pytest.raises(SettingsError, match=f"{name}="):
+        load_settings({"config": file(f"{name} = [5]")})
 
 
 SERVICE = {
