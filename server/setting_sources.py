@@ -12,7 +12,8 @@ __all__ = ["FileSource", "SettingsError", "Variables"]
 
 
 class SettingsError(Exception):
-    """The server cannot start with these settings; the message names each key and value."""
+    """The server cannot start with these settings; the message names each key, and its
+    value where the key is known and holds no secret."""
 
 
 class Variables(EnvSettingsSource):

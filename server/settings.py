@@ -301,7 +301,7 @@ def load_settings(
     foreign = ignored_variables(present)
     strange = sorted(n for n in _ours(present) if n.upper() not in known and n not in foreign)
     if strange:
-        raise SettingsError(f"{strange[0]}={_shown(present[strange[0]])}: unknown setting")
+        raise SettingsError(f"{strange[0]}: unknown setting")
     try:
         return Settings(**flags)  # type: ignore[arg-type]
     except ValidationError as problem:
@@ -323,12 +323,13 @@ def _sentences(problem: ValidationError) -> list[str]:
     found = []
     for error in problem.errors(include_url=False, include_context=False):
         reason = error["msg"].removeprefix("Value error, ")
-        if error["type"] == "extra_forbidden":
-            reason = "unknown setting"
         if not error["loc"]:
             found.append(reason)
             continue
         key = str(error["loc"][0])
+        if error["type"] == "extra_forbidden":  # it may be a key by a misspelt name
+            found.append(f"{key}: unknown setting")
+            continue
         value = "(hidden)" if key in secret else _shown(error["input"])
         found.append(f"{key}={value}: {reason}")
     return found
