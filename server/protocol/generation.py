@@ -102,6 +102,7 @@ class GenerationBody(Body):
     cache_salt: str | None = None
     # Labels and hints that change nothing in what this server would do.
     safety_identifier: str | None = None
+    session_id: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
@@ -147,6 +148,20 @@ class GenerationBody(Body):
     tools: Unsupported = None
     verbosity: Annotated[object, only("medium")] = None
     web_search_options: Unsupported = None
+    ec_transfer_params: Unsupported = None
+    include_reasoning: Annotated[object, only(True)] = None
+    kv_transfer_params: Unsupported = None
+    media_io_kwargs: Unsupported = None
+    # What a picture becomes; there are none.
+    mm_payload: Annotated[object, only("tensors", "none")] = None
+    return_mm_kwargs: Annotated[object, only(True, False)] = None
+    repetition_detection: Unsupported = None
+    request_id: Unsupported = None
+    return_prompt_text: Annotated[object, only(False)] = None
+    return_token_offsets: Annotated[object, only(False)] = None
+    routed_experts_prompt_start: Annotated[object, only(0)] = None
+    vllm_xargs: Unsupported = None
+    watermarking: Annotated[object, only(False)] = None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
