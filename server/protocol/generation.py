@@ -167,4 +167,8 @@ class GenerationBody(Body):
     def _fields_agree(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise disagreement("stream_options", "only allowed when stream is true")
+        options = self.stream_options
+        if options is not None and options.continuous_usage_stats and not options.include_usage:
+            name = "stream_options.continuous_usage_stats"
+            raise disagreement(name, "only allowed when include_usage is true")
         return self

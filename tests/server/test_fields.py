@@ -332,6 +332,9 @@ def test_null_means_default_for_every_optional_field(client, path):
     assert response.status_code == 200, response.text
 
 
+LONELY = "stream_options.continuous_usage_stats"
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "named"),
     [
@@ -344,6 +347,8 @@ def test_null_means_default_for_every_optional_field(client, path):
         (CHAT, {"n": 128}, "n"),
         (CHAT, {"add_generation_prompt": True, "continue_final_message": True}, "continue"),
         (COMPLETIONS, {"stream": True, "stream_options": {"include_obfuscation": True}}, "stream"),
+        (CHAT, {"stream": True, "stream_options": {"continuous_usage_stats": True}}, LONELY),
+        (COMPLETIONS, {"min_tokens": 200, "max_tokens": 300}, "min_tokens"),
     ],
 )
 def test_refused_together(client, path, fields, named):
