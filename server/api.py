@@ -76,7 +76,7 @@ def reply_options(asked: Asked, *, echo: Sequence[str] | None, top: int | None) 
         own_stops=frozenset(body.stop_token_ids or ()),
         echo=None if echo is None else tuple(echo),
         include_usage=bool(stream.include_usage),
-        continuous_usage=bool(stream.include_usage and stream.continuous_usage_stats),
+        continuous_usage=bool(stream.continuous_usage_stats),
     )
 
 

@@ -95,8 +95,12 @@ def from_engine(problem: EngineError, limit: int) -> ApiError:
 
 
 def from_validation(problem: ValidationError) -> ApiError:
-    """The 400 for a body that is no JSON or breaks the protocol: its first error."""
-    first = problem.errors(include_url=False)[0]
+    """The 400 for a body that is no JSON or breaks the protocol: its first error.
+
+    All errors are built to get at it: lists and mappings of the protocol stop at their first.
+    """
+    # The input may be the whole body, which nobody wants copied.
+    first = problem.errors(include_url=False, include_input=False)[0]
     param = _path(first) or first.get("ctx", {}).get("param")
     message = first["msg"] if param is None else f"{param}: {first['msg']}"
     code = "unsupported_parameter" if first["type"] == "unsupported" else None

@@ -29,8 +29,9 @@ from server.api import Api, ApiOptions
 from server.app import create_app
 from server.backend import Backend
 from server.connection import Connection
+from server.detached import detached
 from server.outcomes import CallOutcome, OutcomeSink
-from server.settings import Settings, SettingsError
+from server.settings import Settings, SettingsError, ignored_variables
 from server.translate import Wishes
 from server.version import version
 from telemetry.acceptance_log import AcceptanceLog
@@ -72,6 +73,9 @@ def serve(settings: Settings) -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
+    foreign = ignored_variables()
+    if foreign:
+        logger.info("no settings, but what Kubernetes tells of a Service: %s", ", ".join(foreign))
     return uvloop.run(_Process(settings).run())
 
 
@@ -206,8 +210,8 @@ class _Process:
 
     async def _load(self) -> "Engine":
         settings = self._settings
-        assembly = await asyncio.to_thread(importlib.import_module, "server.assembly")
-        loaded: Loaded = await asyncio.to_thread(assembly.load, settings)
+        assembly = await detached(importlib.import_module, "server.assembly")
+        loaded: Loaded = await detached(assembly.load, settings)
         # Ray puts a handler below Python's own that aborts the process three seconds later.
         self._take_signals()
         await assembly.warm_up(loaded)

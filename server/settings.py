@@ -1,33 +1,34 @@
 """All settings of the server, from flags, the environment and a TOML file; knows no engine.
 
 This is the only module that reads the environment. Flags win over `FENCEPOST_*` variables, which
-win over the file that `config` names. An unknown key or a malformed value stops the start.
+win over the file that `config` names. An unknown key or a malformed value stops the start; what
+Kubernetes sets for a Service named like us is no setting.
 """
 
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
-    BeforeValidator,
     ByteSize,
     Field,
-    SecretStr,
     ValidationError,
     field_validator,
     model_validator,
 )
 from pydantic_settings import (
     BaseSettings,
-    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
 
-__all__ = ["DEFAULT_K", "Settings", "SettingsError", "load_settings"]
+from server.service_variables import of_a_service
+from server.setting_sources import FileSource, SettingsError, Variables
+from server.setting_values import Count, Folder, Names, Secret, Secrets, Text
+
+__all__ = ["DEFAULT_K", "Settings", "SettingsError", "ignored_variables", "load_settings"]
 
 ENV_PREFIX = "FENCEPOST_"
 DEFAULT_K = 4
@@ -36,34 +37,6 @@ DEFAULT_K_MAX = 8
 LONGEST_DRAFT = 32
 EMBEDDED = "fencepost-pair"
 _SHOWN = 200
-
-
-class SettingsError(Exception):
-    """The server cannot start with these settings; the message names each key and value."""
-
-
-def _split(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    return [part.strip() for part in value.split(",") if part.strip()]
-
-
-def _folder(value: object) -> object:
-    """The path, from the home folder for `~`; None for the word none, or where no home is known."""
-    if not isinstance(value, (str, Path)) or str(value) == "none":
-        return None if value == "none" else value
-    if not str(value):
-        raise ValueError("an empty name; none keeps nothing")
-    try:
-        return Path(value).expanduser()
-    except RuntimeError:
-        return None
-
-
-Folder = Annotated[Path | None, BeforeValidator(_folder)]
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
-Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split)]
-Count = Annotated[int, Field(ge=1)]
 
 
 class Settings(BaseSettings):
@@ -77,17 +50,17 @@ class Settings(BaseSettings):
     )
 
     config: Path | None = Field(None, description="TOML file with any of these settings")
-    host: str = Field("127.0.0.1", description="address to listen on")
+    host: Text = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    model: str | None = Field(
+    model: Text | None = Field(
         None, description="target model, a folder or a repository name (default: the embedded pair)"
     )
-    draft_model: str | None = Field(
+    draft_model: Text | None = Field(
         None, description="draft model (default: the embedded pair's, if its target is served)"
     )
-    revision: str | None = Field(None, description="revision of the target model")
-    draft_revision: str | None = Field(None, description="revision of the draft model")
-    hf_token: SecretStr | None = Field(
+    revision: Text | None = Field(None, description="revision of the target model")
+    draft_revision: Text | None = Field(None, description="revision of the draft model")
+    hf_token: Secret | None = Field(
         None,
         description="token for gated model repositories (others can read flags: use the variable)",
     )
@@ -108,16 +81,16 @@ class Settings(BaseSettings):
         "mp",
         description="what starts those processes: vLLM here, or Ray on a GPU (needs the extra ray)",
     )
-    quantization: str | None = Field(
+    quantization: Text | None = Field(
         None, description="vLLM's name of how the target's weights are held (runtime=vllm)"
     )
-    draft_quantization: str | None = Field(
+    draft_quantization: Text | None = Field(
         None, description="the same for the draft (runtime=vllm)"
     )
-    kv_cache_dtype: str | None = Field(
+    kv_cache_dtype: Text | None = Field(
         None, description="vLLM's name of the type of the target's K/V rows (runtime=vllm)"
     )
-    draft_kv_cache_dtype: str | None = Field(
+    draft_kv_cache_dtype: Text | None = Field(
         None, description="the same for the draft (runtime=vllm)"
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the models run")
@@ -205,7 +178,7 @@ class Settings(BaseSettings):
     debug_rounds: Annotated[int, Field(ge=1, le=1000)] | None = Field(
         None, description="rounds kept for GET /debug/rounds (default: there is no such route)"
     )
-    otel_endpoint: str | None = Field(
+    otel_endpoint: Text | None = Field(
         None,
         description="address that gets a trace of every request by OTLP over HTTP, such as "
         "http://127.0.0.1:4318/v1/traces (needs the extra otel; default: no traces)",
@@ -226,14 +199,15 @@ class Settings(BaseSettings):
         cls,
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - ours leaves out more
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the library's signature
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags, then the environment, then the file that either of them names."""
-        path = init_settings().get("config") or env_settings().get("config")
-        sources = (init_settings, env_settings)
-        return sources if path is None else (*sources, _FileSource(settings_cls, Path(path)))
+        variables = Variables(settings_cls)
+        path = init_settings().get("config") or variables().get("config")
+        sources = (init_settings, variables)
+        return sources if path is None else (*sources, FileSource(settings_cls, Path(path)))
 
     @field_validator("served_model_name", "domains")
     @classmethod
@@ -315,20 +289,6 @@ class Settings(BaseSettings):
         return max(DEFAULT_K_MAX, self.draft_length) if self.k_max is None else self.k_max
 
 
-class _FileSource(PydanticBaseSettingsSource):
-    """Values of a TOML file, as one more source."""
-
-    def __init__(self, settings_cls: type[BaseSettings], path: Path) -> None:
-        super().__init__(settings_cls)
-        self._values = _read_toml(path)
-
-    def get_field_value(self, field: object, field_name: str) -> tuple[object, str, bool]:  # noqa: ARG002
-        return self._values.get(field_name), field_name, False
-
-    def __call__(self) -> dict[str, object]:
-        return self._values
-
-
 def load_settings(
     flags: Mapping[str, object], environment: Mapping[str, str] | None = None
 ) -> Settings:
@@ -338,22 +298,24 @@ def load_settings(
     """
     present = os.environ if environment is None else environment
     known = {ENV_PREFIX + name.upper() for name in Settings.model_fields}
-    strange = sorted(
-        n for n in present if n.upper().startswith(ENV_PREFIX) and n.upper() not in known
-    )
+    foreign = ignored_variables(present)
+    strange = sorted(n for n in _ours(present) if n.upper() not in known and n not in foreign)
     if strange:
-        raise SettingsError(f"{strange[0]}={_shown(present[strange[0]])}: unknown setting")
+        raise SettingsError(f"{strange[0]}: unknown setting")
     try:
         return Settings(**flags)  # type: ignore[arg-type]
     except ValidationError as problem:
         raise SettingsError("; ".join(_sentences(problem))) from None
 
 
-def _read_toml(path: Path) -> dict[str, object]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
-        raise SettingsError(f"config={path}: {problem}") from None
+def ignored_variables(environment: Mapping[str, str] | None = None) -> list[str]:
+    """Names in the environment (None: the process's own) that Kubernetes gave to a Service."""
+    present = os.environ if environment is None else environment
+    return sorted(name for name in _ours(present) if of_a_service(name, present[name]))
+
+
+def _ours(environment: Mapping[str, str]) -> list[str]:
+    return [name for name in environment if name.upper().startswith(ENV_PREFIX)]
 
 
 def _sentences(problem: ValidationError) -> list[str]:
@@ -361,12 +323,13 @@ def _sentences(problem: ValidationError) -> list[str]:
     found = []
     for error in problem.errors(include_url=False, include_context=False):
         reason = error["msg"].removeprefix("Value error, ")
-        if error["type"] == "extra_forbidden":
-            reason = "unknown setting"
         if not error["loc"]:
             found.append(reason)
             continue
         key = str(error["loc"][0])
+        if error["type"] == "extra_forbidden":  # it may be a key by a misspelt name
+            found.append(f"{key}: unknown setting")
+            continue
         value = "(hidden)" if key in secret else _shown(error["input"])
         found.append(f"{key}={value}: {reason}")
     return found

@@ -191,11 +191,15 @@ def _speculation(asked: SpeculationBody, config: EngineConfig) -> Speculation:
     if length is not None and length > config.k_max:
         name = "speculation.k"
         raise refusal(name, f"{name}: {length} is more than this server's {config.k_max}")
+    proposer = _proposer(asked.proposer, config)
+    if length and proposer is ProposerKind.NONE:
+        name = "speculation.k"
+        raise refusal(name, f"{name}: {length} asks for drafts, and this server's proposer is none")
     return Speculation(
         k=length,
         min_confidence=asked.min_confidence or 0.0,
         verifier=verifier,
-        proposer=_proposer(asked.proposer, config),
+        proposer=proposer,
     )
 
 
@@ -234,13 +238,16 @@ def _stop_rules(asked: Asked, prompt_length: int, context: int, ends: frozenset[
     return StopRules(
         token_ids=ends,
         max_tokens=max_tokens,
-        min_tokens=min(body.min_tokens or 0, max_tokens),
+        min_tokens=body.min_tokens or 0,
         include_stop=bool(body.include_stop_str_in_output),
     )
 
 
 def _max_tokens(asked: Asked, prompt_length: int, context: int) -> int:
-    """What may come out: what was asked for, or what the context leaves if that is less."""
+    """What may come out: what was asked for, or what the context leaves if that is less.
+
+    Raises ApiError (400) where it is less than `min_tokens`.
+    """
     room = context - prompt_length
     if room < 1:
         raise overflow(
@@ -251,6 +258,9 @@ def _max_tokens(asked: Asked, prompt_length: int, context: int) -> int:
     least = asked.body.min_tokens or 0
     if most is not None and least > most:
         raise refusal("min_tokens", f"min_tokens: {least} is more than {asked.token_field}={most}")
+    if least > room:
+        message = f"min_tokens: {least} is more than the {room} that the context leaves"
+        raise refusal("min_tokens", message)
     return room if most is None else min(most, room)
 
 

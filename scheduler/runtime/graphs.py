@@ -124,8 +124,11 @@ class GraphedForward(Generic[Shape]):
         self.inner.clear_blocks(blocks, first)
 
     def memory_bytes(self) -> int:
-        """Bytes of weights, K/V pool and buffers; not what recordings take beside them."""
-        buffers = sum(kept.call.bytes() for kept in self._kept.values())
+        """Bytes of weights, K/V pool and buffers; not what recordings take beside them.
+
+        May be asked from any thread, also while a call adds a shape.
+        """
+        buffers = sum(kept.call.bytes() for kept in tuple(self._kept.values()))
         return self.inner.memory_bytes() + buffers
 
     def _keep(self, shape: Shape | None) -> _Kept | None:

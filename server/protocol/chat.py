@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 from server.protocol.fields import Body, Count, Unsupported, disagreement, only
 from server.protocol.generation import GenerationBody
 
-__all__ = ["ChatBody", "Message"]
+__all__ = ["ChatBody", "Message", "Messages"]
 
 
 def _content(value: object) -> object:
@@ -51,10 +51,13 @@ class Message(Body):
         return turn if self.name is None else turn | {"name": self.name}
 
 
+Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+
+
 class ChatBody(GenerationBody):
     """Chat completion."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Messages
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None

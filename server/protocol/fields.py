@@ -23,7 +23,11 @@ INT64 = 1 << 63
 
 
 class Body(BaseModel):
-    """A request body: unknown keys are ignored, known ones must have exactly the right type."""
+    """A request body: unknown keys are ignored, known ones must have exactly the right type.
+
+    A list or mapping of anything that can be wrong has `fail_fast`, bounded or not: its
+    length is checked last, and an error for each of a million elements takes gigabytes.
+    """
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -61,6 +65,6 @@ TokenId = Annotated[int, Field(ge=0, lt=INT64)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 StopStrings = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]],
-    Field(max_length=MAX_STOPS),
+    Field(max_length=MAX_STOPS, fail_fast=True),
     BeforeValidator(_stop_strings, json_schema_input_type=str | list[str]),
 ]

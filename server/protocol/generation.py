@@ -25,10 +25,12 @@ MAX_BIASES = 1024
 
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
-    Field(max_length=MAX_METADATA),
+    Field(max_length=MAX_METADATA, fail_fast=True),
 ]
+StopIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS, fail_fast=True)]
 Biases = Annotated[
-    dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)
+    dict[str, Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=MAX_BIASES, fail_fast=True),
 ]
 
 
@@ -70,7 +72,7 @@ class GenerationBody(Body):
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stop: StopStrings | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS)] | None = None
+    stop_token_ids: StopIds | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     seed: Int64 | None = None
@@ -100,6 +102,7 @@ class GenerationBody(Body):
     cache_salt: str | None = None
     # Labels and hints that change nothing in what this server would do.
     safety_identifier: str | None = None
+    session_id: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
@@ -145,9 +148,27 @@ class GenerationBody(Body):
     tools: Unsupported = None
     verbosity: Annotated[object, only("medium")] = None
     web_search_options: Unsupported = None
+    ec_transfer_params: Unsupported = None
+    include_reasoning: Annotated[object, only(True)] = None
+    kv_transfer_params: Unsupported = None
+    media_io_kwargs: Unsupported = None
+    # What a picture becomes; there are none.
+    mm_payload: Annotated[object, only("tensors", "none")] = None
+    return_mm_kwargs: Annotated[object, only(True, False)] = None
+    repetition_detection: Unsupported = None
+    request_id: Unsupported = None
+    return_prompt_text: Annotated[object, only(False)] = None
+    return_token_offsets: Annotated[object, only(False)] = None
+    routed_experts_prompt_start: Annotated[object, only(0)] = None
+    vllm_xargs: Unsupported = None
+    watermarking: Annotated[object, only(False)] = None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise disagreement("stream_options", "only allowed when stream is true")
+        options = self.stream_options
+        if options is not None and options.continuous_usage_stats and not options.include_usage:
+            name = "stream_options.continuous_usage_stats"
+            raise disagreement(name, "only allowed when include_usage is true")
         return self

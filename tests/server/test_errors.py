@@ -9,10 +9,14 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from scheduler.errors import ContextOverflow, EngineBusy, EngineError, RequestRefused
 from server.api import ApiOptions
 from server.errors import capped, from_engine
+from server.protocol.chat import ChatBody
+from server.protocol.completions import CompletionBody
+from server.protocol.tokens import DetokenizeBody, TokenizeBody
 from tests.server.world import running
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -207,6 +211,47 @@ def test_what_the_engine_refuses(problem, status, param):
     assert (found.status, found.param) == (status, param)
     assert "secret" not in found.message
     assert (found.retry_after is not None) == (status == 503)
+
+
+BODIES = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)
+GATHERED = ("list", "tuple", "set", "frozenset", "dict", "generator")
+
+
+def gathered(schema, place=""):
+    """Each list and mapping in the core schema of a body, with the way to it."""
+    if isinstance(schema, dict):
+        if schema.get("type") in GATHERED:
+            yield place, schema
+        for key, part in schema.items():
+            if key not in {"json_schema_input_schema", "serialization"}:  # neither checks a body
+                yield from gathered(part, f"{place}.{key}" if key != "schema" else place)
+    elif isinstance(schema, (list, tuple)):
+        for part in schema:
+            yield from gathered(part, place)
+
+
+def can_be_wrong(schema):
+    anything = {"type": "any"}
+    parts = (schema.get(f"{part}_schema", anything) for part in ("items", "values"))
+    return any(part != anything for part in parts)
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_every_list_and_mapping_of_the_protocol_stops_at_its_first_error(body):
+    """However long it is: errors are built one by one, by code that lets nobody else run."""
+    found = [each for each in gathered(body.__pydantic_core_schema__) if can_be_wrong(each[1])]
+    assert found
+    assert [place for place, schema in found if not schema.get("fail_fast")] == []
+
+
+@pytest.mark.parametrize("element", [1, [], {}, None, "x", -1, [[]], [{"a": 1}]])
+@pytest.mark.parametrize("body", BODIES)
+def test_errors_are_as_many_as_fields_and_no_more(body, element):
+    for field in body.model_fields:
+        for value in ([element] * 999, dict.fromkeys(map(str, range(999)), element)):
+            with pytest.raises(ValidationError) as refused:
+                body.model_validate_json(_json({"model": 5} | {field: value}))
+            assert refused.value.error_count() < 20
 
 
 LEAVES = (

@@ -39,6 +39,13 @@ SHARED_TAKEN = {
     "repetition_penalty": [1, 1.3, 0.5, 0.01, 10, None],
     "logit_bias": [{}, {"5": 100}, {"5": -100.0, "7": 1}, None],
     "safety_identifier": ["id", None],
+    "session_id": ["id", None],
+    "include_reasoning": [True, None],
+    "mm_payload": ["tensors", "none", None],
+    "return_mm_kwargs": [True, False, None],
+    **{name: [False, None] for name in ("return_prompt_text", "return_token_offsets")},
+    "routed_experts_prompt_start": [0, None],
+    "watermarking": [False, None],
     "prompt_cache_key": ["key", None],
     "prompt_cache_retention": ["24h", None],
     "prompt_cache_options": [{}, None],
@@ -184,6 +191,15 @@ SHARED_REFUSED = {
     "mm_processor_kwargs": [({}, "mm_processor_kwargs")],
     "prompt_embeds": [("x", "prompt_embeds")],
     "suffix": [("x", "suffix")],
+    **{name: [({}, name), ({"a": 1}, name)] for name in ("kv_transfer_params", "vllm_xargs")},
+    **{name: [({}, name)] for name in ("ec_transfer_params", "media_io_kwargs")},
+    "repetition_detection": [({"max_pattern_size": 2}, "repetition_detection")],
+    "include_reasoning": [(False, "include_reasoning")],
+    "mm_payload": [("all", "mm_payload")],
+    "request_id": [("x", "request_id")],
+    **{name: [(True, name)] for name in ("return_prompt_text", "return_token_offsets")},
+    "routed_experts_prompt_start": [(1, "routed_experts_prompt_start")],
+    "watermarking": [(True, "watermarking")],
 }
 MESSAGE = {"role": "user", "content": "x"}
 REFUSED = {
@@ -316,6 +332,9 @@ def test_null_means_default_for_every_optional_field(client, path):
     assert response.status_code == 200, response.text
 
 
+LONELY = "stream_options.continuous_usage_stats"
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "named"),
     [
@@ -328,6 +347,8 @@ def test_null_means_default_for_every_optional_field(client, path):
         (CHAT, {"n": 128}, "n"),
         (CHAT, {"add_generation_prompt": True, "continue_final_message": True}, "continue"),
         (COMPLETIONS, {"stream": True, "stream_options": {"include_obfuscation": True}}, "stream"),
+        (CHAT, {"stream": True, "stream_options": {"continuous_usage_stats": True}}, LONELY),
+        (COMPLETIONS, {"min_tokens": 200, "max_tokens": 300}, "min_tokens"),
     ],
 )
 def test_refused_together(client, path, fields, named):

@@ -171,6 +171,36 @@ def test_bad_token_bodies(client, path, body, param):
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
+PROMPT, MESSAGES = {"prompt": "x"}, {"messages": [{"role": "user", "content": "x"}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "value"),
+    [
+        *(
+            (body, field, value)
+            for body in (PROMPT, MESSAGES)
+            for field, value in (
+                ("tools", [{"type": "function"}]),
+                ("chat_template", "{{ 1 }}"),
+                ("media_io_kwargs", {}),
+                ("mm_processor_kwargs", {}),
+            )
+        ),
+        (PROMPT, "add_generation_prompt", True),
+        (PROMPT, "continue_final_message", False),
+        (PROMPT, "chat_template_kwargs", {}),
+        (MESSAGES | {"add_generation_prompt": True}, "continue_final_message", True),
+    ],
+)
+def test_what_tokenize_does_not_do_is_refused_by_name(client, body, field, value):
+    error = client.post("/tokenize", json=body | {field: value}).json()["error"]
+    assert error["param"] == field
+    assert field in error["message"]
+    without = client.post("/tokenize", json=body | {field: None})
+    assert without.status_code == 200, without.text
+
+
 def test_load_counts_what_runs_and_waits():
     with running(max_requests=1) as world, httpx.Client(base_url=world.url) as client:
         assert client.get("/load").json() == {"server_load": 0, "running": 0, "waiting": 0}

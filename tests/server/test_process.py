@@ -53,8 +53,10 @@ class FakeAssembly:
         self.runner = None
         self.engine = None
         self.settled = False
+        self.loading = None
 
     def load(self, _settings):
+        self.loading = threading.current_thread()
         self.gate.wait(20)
         if self.failure is not None:
             raise self.failure
@@ -233,11 +235,21 @@ def test_a_second_signal_ends_them(assembly, settings):
 
 
 def test_a_signal_while_loading_ends_it(assembly, settings):
-    def steps(_client, stopper):
-        stopper.ask()
-        assembly.gate.set()
+    held = []
 
-    assert visit(settings, steps) == 0
+    def steps(_client, stopper):
+        until(lambda: assembly.loading is not None)
+        held.append(assembly.loading)
+        stopper.ask()
+
+    try:
+        assert visit(settings, steps) == 0
+        # What loads is not waited for: neither here nor, as a daemon, when the process ends.
+        assert held[0].is_alive()
+        assert held[0].daemon
+    finally:
+        assembly.gate.set()
+    held[0].join(20)
 
 
 def test_what_cannot_be_loaded_ends_it(assembly, settings):

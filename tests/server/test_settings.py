@@ -2,13 +2,15 @@
 
 import os
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 import pytest
 import torch
+from pydantic import SecretStr
 
 from scheduler.errors import ModelRefused
 from server import assembly
-from server.settings import Settings, SettingsError, load_settings
+from server.settings import Settings, SettingsError, ignored_variables, load_settings
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +128,7 @@ def test_the_longest_draft(k, k_max, longest):
         ({"acceptance_log_files": "0"}, "acceptance_log_files=0"),
         ({"acceptance_log_bytes": "1MiB"}, "acceptance_log_bytes=1048576: there is no"),
         ({"acceptance_log_files": "4"}, "acceptance_log_files=4: there is no acceptance_log"),
-        ({"lora_modules": "x"}, "lora_modules=x: unknown setting"),
+        ({"lora_modules": "x"}, "lora_modules: unknown setting"),
         ({"config": "no/such/file.toml"}, "config=no/such/file.toml"),
     ],
 )
@@ -197,10 +199,10 @@ def test_threads_are_set_before_anything_is_loaded(monkeypatch):
 
 def test_unknown_and_malformed_keys_of_the_file(file):
     for text, named in (
-        ("prot = 1", "prot=1: unknown setting"),
+        ("prot = 1", "prot: unknown setting"),
         ("port = 'x'", "port=x"),
         ("port = ", "config="),
-        ("[server]\nport = 1", "server="),
+        ("[server]\nport = 1", "server: unknown setting"),
     ):
         with pytest.raises(SettingsError) as refused:
             load_settings({"config": file(text)})
@@ -208,11 +210,95 @@ def test_unknown_and_malformed_keys_of_the_file(file):
 
 
 def test_unknown_and_malformed_variables(monkeypatch):
-    monkeypatch.setenv("FENCEPOST_PORT", "tcp://10.0.0.1:8000")
-    with pytest.raises(SettingsError, match="port=tcp://10"):
+    monkeypatch.setenv("FENCEPOST_PORT", "tcp:8000")
+    with pytest.raises(SettingsError, match="port=tcp:8000"):
         load_settings({})
-    with pytest.raises(SettingsError, match="FENCEPOST_PROT=1: unknown setting"):
+    with pytest.raises(SettingsError, match="FENCEPOST_PROT: unknown setting"):
         load_settings({}, {"FENCEPOST_PROT": "1"})
+
+
+def strings(annotation):
+    """Whether a text is one of the forms of an annotation."""
+    if annotation in (str, SecretStr):
+        return True
+    return get_origin(annotation) is not Literal and any(map(strings, get_args(annotation)))
+
+
+TEXTS = [name for name, each in Settings.model_fields.items() if strings(each.annotation)]
+
+
+@pytest.mark.parametrize("given", ["", "  "])
+@pytest.mark.parametrize("name", TEXTS)
+def test_no_text_is_empty(name, given, monkeypatch, file):
+    """An empty host is all of them, an empty model the embedded one, no keys are no lock."""
+    with pytest.raises(SettingsError, match=f"{name}="):
+        load_settings({name: given})
+    with pytest.raises(SettingsError, match=f"{name}="):
+        load_settings({"config": file(f'{name} = "{given}"')})
+    monkeypatch.setenv(f"FENCEPOST_{name.upper()}", given)
+    with pytest.raises(SettingsError, match=f"{name}="):
+        load_settings({})
+
+
+def test_the_texts_are_all_there():
+    assert {"host", "model", "draft_model", "revision", "hf_token", "quantization"} < set(TEXTS)
+    assert {"api_key", "served_model_name", "domains", "otel_endpoint"} < set(TEXTS)
+
+
+@pytest.mark.parametrize("name", ["api_key", "served_model_name", "domains"])
+def test_entries_of_a_list_are_stripped_and_not_empty(name, file):
+    for text in ("[]", '[""]', '["a", " "]', '" , "'):
+        with pytest.raises(SettingsError, match=f"{name}=.*empty"):
+            load_settings({"config": file(f"{name} = {text}")})
+    for text in ('[" a ", "b"]', '" a ,, b,"'):
+        found = getattr(load_settings({"config": file(f"{name} = {text}")}), name)
+        secret = isinstance(found[0], SecretStr)
+        assert [each.get_secret_value() if secret else each for each in found] == ["a", "b"]
+    with pytest.raises(SettingsError, match=f"{name}="):
+        load_settings({"config": file(f"{name} = [5]")})
+
+
+SERVICE = {
+    "FENCEPOST_SERVICE_HOST": "10.0.0.7",
+    "FENCEPOST_SERVICE_PORT": "8000",
+    "FENCEPOST_SERVICE_PORT_HTTP": "8000",
+    "FENCEPOST_PORT": "tcp://10.0.0.7:8000",
+    "FENCEPOST_PORT_8000_TCP": "tcp://10.0.0.7:8000",
+    "FENCEPOST_PORT_8000_TCP_PROTO": "tcp",
+    "FENCEPOST_PORT_8000_TCP_PORT": "8000",
+    "FENCEPOST_PORT_8000_TCP_ADDR": "10.0.0.7",
+    "FENCEPOST_PORT_53_UDP": "udp://[fd00::7]:53",
+    "FENCEPOST_PORT_53_UDP_ADDR": "fd00::7",
+    "FENCEPOST_GPU_SERVICE_HOST": "10.0.0.8",
+    "FENCEPOST_GPU_PORT": "tcp://10.0.0.8:80",
+}
+
+
+def test_what_kubernetes_sets_for_a_service_is_no_setting(monkeypatch, file):
+    for name, value in SERVICE.items():
+        monkeypatch.setenv(name, value)
+    assert ignored_variables() == sorted(SERVICE)
+    assert load_settings({}).port == 8000
+    assert load_settings({"config": file("port = 7")}).port == 7
+    assert load_settings({"port": "9"}).port == 9
+    monkeypatch.setenv("FENCEPOST_PORT", "8001")
+    assert load_settings({}).port == 8001
+    assert "FENCEPOST_PORT" not in ignored_variables()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("FENCEPOST_SERVICE", "x"), ("FENCEPOST_SERVICE_HOSTS", "10.0.0.7")),
+        *(("FENCEPOST_SERVICE_PORT", "many"), ("FENCEPOST_SERVICE_HOST", "my host")),
+        *(("FENCEPOST_PORT_HTTP", "8000"), ("FENCEPOST_PORT_8000_TCP", "8000")),
+        *(("FENCEPOST_PORT_8000_TCP_NAME", "x"), ("FENCEPOST_GPU_PORT", "8000")),
+        *(("FENCEPOST_HOSTPORT", "tcp://10.0.0.7:8000"), ("FENCEPOST_PORT_8000_TCP_PROTO", "no")),
+    ],
+)
+def test_what_only_looks_like_it_is_unknown(name, value):
+    with pytest.raises(SettingsError, match=f"{name}: unknown setting"):
+        load_settings({}, {name: value})
 
 
 def test_secrets_are_not_shown(file):
@@ -224,6 +310,19 @@ def test_secrets_are_not_shown(file):
     settings = load_settings({"hf_token": "tell", "api_key": "nobody"})
     assert "tell" not in repr(settings)
     assert "nobody" not in repr(settings)
+
+
+@pytest.mark.parametrize("name", ["api_keys", "apikey", "hf_tokens", "key"])
+def test_what_a_misspelt_name_holds_is_not_shown(name, file):
+    texts = (f'{name} = "sk-secret"', f'[{name}]\nmine = "sk-secret"', f'{name} = ["sk-secret"]')
+    for flags in ({name: "sk-secret"}, *({"config": file(text)} for text in texts)):
+        with pytest.raises(SettingsError, match=f"{name}: unknown setting") as refused:
+            load_settings(flags)
+        assert "secret" not in str(refused.value)
+    variable = f"FENCEPOST_{name.upper()}"
+    with pytest.raises(SettingsError, match=f"{variable}: unknown setting") as refused:
+        load_settings({}, {variable: "sk-secret"})
+    assert "secret" not in str(refused.value)
 
 
 def test_every_setting_explains_itself():

@@ -74,12 +74,20 @@ def test_stopping(fields, attribute, value):
 
 @pytest.mark.parametrize(
     ("asked", "length", "given"),
-    [(None, 2, CONTEXT - 2), (10**9, 2, CONTEXT - 2), (5, CONTEXT - 1, 1), (5, 90, 5), (6, 90, 6)],
+    [(None, 2, CONTEXT - 2), (10**9, 2, CONTEXT - 2), (9, 91, 5), (5, 90, 5), (6, 90, 6)],
 )
 def test_the_budget_is_cut_to_the_context(asked, length, given):
     found = requests({"min_tokens": 5}, prompts=((5,) * length,), max_tokens=asked)[0].stop
     assert found.max_tokens == given
-    assert found.min_tokens == min(5, given)
+    assert found.min_tokens == 5
+
+
+@pytest.mark.parametrize("asked", [None, 6, 10**9])
+def test_more_at_least_than_the_context_leaves_is_refused(asked):
+    """Of any of the prompts; the most that may come out is cut to it, which breaks no promise."""
+    with pytest.raises(ApiError, match="min_tokens: 6 is more than the 5 that") as refused:
+        requests({"min_tokens": 6}, prompts=((5,), (5,) * (CONTEXT - 5)), max_tokens=asked)
+    assert (refused.value.problem.status, refused.value.problem.param) == (400, "min_tokens")
 
 
 @pytest.mark.parametrize(
@@ -122,6 +130,20 @@ def test_a_draft_model_that_is_not_there_is_refused():
     with pytest.raises(Exception, match="no draft model") as refused:
         requests({"speculation": {"proposer": "draft_model"}}, served=served)
     assert refused.value.problem.param == "speculation.proposer"
+
+
+def test_drafts_are_refused_where_nobody_makes_them():
+    served = serving(proposer=ProposerKind.NONE)
+    for asked in ({"k": 1}, {"k": 8, "proposer": "auto"}):
+        with pytest.raises(ApiError, match=r"speculation\.k: \d asks") as refused:
+            requests({"speculation": asked}, served=served)
+        assert (refused.value.problem.status, refused.value.problem.param) == (400, "speculation.k")
+    for asked in (None, {}, {"k": 0}, {"k": "auto"}, {"enabled": False, "k": 8}):
+        found = requests({"speculation": asked}, served=served)[0].speculation
+        assert found.proposer is ProposerKind.NONE
+    for asked in ({"k": 8, "proposer": "ngram"}, {"k": 8, "proposer": "draft_model"}):
+        found = requests({"speculation": asked}, served=served)[0].speculation
+        assert (found.k, found.proposer.value) == (8, asked["proposer"])
 
 
 def test_choices_share_seed_and_arrival_and_are_numbered_by_prompt():

@@ -136,6 +136,21 @@ def test_the_rest_is_the_forward_s_own():
     assert forward.memory_bytes() == 1000 + 3 * 8
 
 
+def test_memory_is_counted_while_shapes_are_added(monkeypatch):
+    """Metrics are read in another thread than the one that runs calls."""
+    forward = GraphedForward(Doubling(), Recordings().record)
+    assert called(forward, 3)
+    count = Doubled.bytes
+
+    def count_while_called(self):
+        assert called(forward, 4)
+        return count(self)
+
+    monkeypatch.setattr(Doubled, "bytes", count_while_called)
+    assert forward.memory_bytes() == 1000 + 3 * 8
+    assert forward.memory_bytes() == 1000 + (3 + 4) * 8
+
+
 # ---- the recorder of these tests ---------------------------------------------------------------
 
 
