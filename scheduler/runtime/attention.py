@@ -14,7 +14,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from scheduler.runtime.kv_cache import KvPool
 from scheduler.runtime.rows import Integers, PackedRows, RowGroup
+from scheduler.runtime.threads import one_thread
 from scheduler.sampling.moving import moved
+
+# Up to so many bytes of K/V in a layer, one thread of a CPU is faster than waking others.
+LITTLE_BYTES = 1 << 21
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +82,18 @@ class PackedAttention:
         self._share = heads // pool.shape.kv_heads
         self._restore = _on_device(rows.restore, rows.slots.device)
         self._views: dict[int | None, list[GroupView]] = {}
+        self._little = _is_little(pool, rows)
 
     def attend(self, spec: LayerAttention, query: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         """Write the rows' K/V, then attend, as `Attention` says."""
+        if not self._little:
+            return self._attended(spec, query, new)
+        with one_thread():
+            return self._attended(spec, query, new)
+
+    def _attended(
+        self, spec: LayerAttention, query: torch.Tensor, new: torch.Tensor
+    ) -> torch.Tensor:
         self._pool.layers[spec.layer].index_put_(self._slots, new)
         views = self._views.get(spec.window)
         if views is None:
@@ -138,6 +151,13 @@ class PackedAttention:
         starts = np.repeat(length - 1 - queries, self._share, axis=1)
         index = moved(torch.from_numpy(starts.ravel()), device)
         return ramp.unfold(0, length, 1).index_select(0, index).view(len(queries), 1, -1, length)
+
+
+def _is_little(pool: KvPool, rows: PackedRows) -> bool:
+    if rows.slots.device.type != "cpu" or torch.get_num_threads() == 1:
+        return False
+    tokens = int((rows.starts + rows.counts).sum())
+    return tokens * pool.shape.bytes_per_token() <= LITTLE_BYTES * pool.shape.layers
 
 
 def _on_device(host: Integers | None, device: torch.device) -> torch.Tensor | None:
