@@ -362,7 +362,8 @@ class Metrics:
         self.loop_lag = WeightedHistogram(
             registry,
             PREFIX + "event_loop_lag_seconds",
-            "How late a timer of the event loop fired.",
+            "How late a timer of the event loop fired, every 50 ms; those that were due while the "
+            "loop was frozen count as well.",
             buckets=LAG_BUCKETS,
         )
         memory = Gauge(
