@@ -273,7 +273,8 @@ class RequestMetrics:
         self.ended = _labelled(
             registry,
             "requests",
-            "Requests that ended.",
+            "Requests that ended. abort: the client left; error: the server ended it, also in a "
+            "crash and in a drain cut short.",
             "outcome",
             [reason.value for reason in FinishReason],
         )
