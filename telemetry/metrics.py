@@ -1,7 +1,8 @@
 """Declares the `fencepost_` metrics, in one place, on a registry that is handed in.
 
 Knows names, labels and buckets; what is counted when stands in `telemetry.sink`. Families with a
-rule of their own stand beside that rule, in `telemetry.slo` and `telemetry.state_bytes`.
+rule of their own stand beside that rule, in `telemetry.slo`, `telemetry.answers` and
+`telemetry.state_bytes`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from prometheus_client import (
 from scheduler.plan import TerminalKind
 from scheduler.request import FinishReason, ProposerKind
 from scheduler.stats import CommitOutcome, Policy, Reason
+from telemetry.answers import HttpMetrics
 from telemetry.families import PlainCounter, PositionCounter, WeightedHistogram
 from telemetry.prefix_cache import PrefixCacheMetrics
 from telemetry.slo import SloMetrics
@@ -34,7 +36,6 @@ __all__ = [
     "SPECULATION",
     "AcceptanceLogMetrics",
     "ControllerMetrics",
-    "HttpMetrics",
     "LawMetrics",
     "LoadMetrics",
     "Metrics",
@@ -60,7 +61,6 @@ ROW_MODELS = ("target", "draft", "logit")
 ROW_KINDS = ("prefill", "frontier", "draft")
 POOLS = ("target", "draft")
 BLOCK_STATES = ("used", "free", "cached")
-HTTP_STATUSES = ("1xx", "2xx", "3xx", "4xx", "499", "5xx")
 
 # Each includes every bound that vLLM's histogram of the same thing has, so that the aliases can
 # show the same counts and a dashboard's fixed `le` is found.
@@ -295,18 +295,6 @@ class RequestMetrics:
         )
         self.total = seconds("request_seconds", "Arrival to end.", REQUEST_BUCKETS)
         self.queue = seconds("queue_seconds", "Arrival to admission.", REQUEST_BUCKETS)
-
-
-class HttpMetrics:
-    """Answers by class of status; 499 stands alone, for clients that left."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        family = _labelled(registry, "http_requests", "HTTP answers.", "status", HTTP_STATUSES)
-        self._children = {status: family.labels(status) for status in HTTP_STATUSES}
-
-    def count(self, status: int) -> None:
-        """Count one answer with an HTTP status of 100 to 599."""
-        self._children["499" if status == 499 else f"{status // 100}xx"].inc()
 
 
 class AcceptanceLogMetrics:
