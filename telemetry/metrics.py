@@ -108,8 +108,15 @@ class SpeculationMetrics:
             "spec_reached", "Draft positions tested, up to the first rejection or stop.", full
         )
         self.accepted = family("spec_accepted", "Draft positions accepted and kept.", full)
-        self.proposed = family("spec_proposed", "Draft tokens proposed.", drafter)
-        self.verified = family("spec_verified", "Draft tokens scored by the target.", drafter)
+        self.proposed = family(
+            "spec_proposed",
+            "Draft tokens proposed, those of stale and aborted rounds included; a round that broke "
+            "inside the model leaves none.",
+            drafter,
+        )
+        self.verified = family(
+            "spec_verified", "Draft tokens proposed in rounds that were published.", drafter
+        )
         self.mass = family(
             "spec_acceptance_mass",
             "Numerator of the low-variance reach acceptance.",
