@@ -262,6 +262,11 @@ class LoadMetrics:
             self.kv_blocks.labels(pool, state)
 
 
+_DRAFTED = (
+    ". speculation: whether any draft was published (off: K was 0, or it ended before), no choice."
+)
+
+
 class RequestMetrics:
     """How requests ended and how long they took."""
 
@@ -289,10 +294,12 @@ class RequestMetrics:
             PREFIX + "prompt_tokens", "Prompt tokens of requests that ended.", registry=registry
         )
         self.ttft = by_speculation(
-            "request_ttft_seconds", "Arrival to first token.", FIRST_TOKEN_BUCKETS
+            "request_ttft_seconds",
+            "Arrival to first token, observed when the request ends" + _DRAFTED,
+            FIRST_TOKEN_BUCKETS,
         )
         self.tpot = by_speculation(
-            "request_tpot_seconds", "Time a token after the first.", TOKEN_BUCKETS
+            "request_tpot_seconds", "Time a token after the first" + _DRAFTED, TOKEN_BUCKETS
         )
         self.inter_token = WeightedHistogram(
             registry,
