@@ -22,7 +22,7 @@ class HttpMetrics:
             registry,
             "fencepost_http_requests",
             "HTTP answers. 499: the client left; 503: refused, because the queue is full, or the "
-            "server loads or stops, and in no other family; 5xx: all others. Route generation has "
+            "server loads or stops; 5xx: all others. Route generation has "
             "completions and chats, other has probes and all else.",
             ("route", "status"),
             product(HTTP_ROUTES, HTTP_STATUSES),
