@@ -17,7 +17,7 @@ from scheduler.errors import EngineBusy, EngineError
 from scheduler.events import OutputEvent
 from scheduler.landing import Landed, Landing
 from scheduler.plan import RoundPlan, RoundResult, nothing_run
-from scheduler.request import Request
+from scheduler.request import FinishReason, Request
 from scheduler.runner import ModelRunner
 from scheduler.scheduler import Scheduler
 from scheduler.staging import Job, StagedGroup, stage_round
@@ -121,15 +121,14 @@ class Engine:
         self._task = asyncio.create_task(self._run(), name="fencepost-engine")
 
     async def stop(self, *, grace: float = 0.0) -> None:
-        """Refuse new requests, wait up to `grace` seconds for those that run, abort the rest."""
+        """Refuse new requests, wait up to `grace` seconds for those that run, end the rest."""
         self._draining = True
         if self._book.entries and grace > 0 and self._task is not None:
             try:
                 await asyncio.wait_for(self._idle.wait(), grace)
             except TimeoutError:
                 logger.warning("draining ended with %d requests left", len(self._book.entries))
-        for request_id in list(self._book.entries):
-            self.abort(request_id)
+        self._end_all()
         if self._task is not None:
             self._wake.set()
             await self._task
@@ -164,16 +163,11 @@ class Engine:
         return subscriptions
 
     def abort(self, request_id: int) -> None:
-        """End a request now; its blocks are free before the next round. Idempotent."""
+        """End a request that its client gave up now; its blocks are free before the next round.
+        Idempotent."""
         entry = self._book.entries.get(request_id)
-        if entry is None:
-            return
-        self._sink.finished(self._landing.cancel(entry, self._clock()))
-        self._cancelled.append(entry)
-        subscription = self._subscriptions.pop(request_id, None)
-        if subscription is not None:
-            subscription.close()
-        self._wake.set()
+        if entry is not None:
+            self._end(entry, FinishReason.ABORT)
 
     def health(self) -> EngineHealth:
         """Whether the loop is alive, and when it last came round."""
@@ -187,6 +181,20 @@ class Engine:
     def load(self) -> LoadStats:
         """The load at this moment."""
         return self._book.load()
+
+    def _end(self, entry: Entry, reason: FinishReason) -> None:
+        """End a request between rounds or during one."""
+        self._cancelled.append(entry)
+        subscription = self._subscriptions.pop(entry.request.request_id, None)
+        if subscription is not None:
+            subscription.close()
+        self._wake.set()
+        self._sink.finished(self._landing.cancel(entry, self._clock(), reason))
+
+    def _end_all(self) -> None:
+        """End what is left, by no wish of its clients: that is an error."""
+        for entry in list(self._book.entries.values()):
+            self._end(entry, FinishReason.ERROR)
 
     def _ended(self) -> str | None:
         """Why no request can be served any more."""
@@ -208,6 +216,10 @@ class Engine:
             logger.exception("the engine loop ended")
             for subscription in self._subscriptions.values():
                 subscription.close()
+            try:
+                self._end_all()
+            except Exception:
+                logger.exception("requests that ended with the loop could not be counted")
         self._idle.set()
 
     def _idle_now(self) -> None:

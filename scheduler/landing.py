@@ -117,11 +117,12 @@ class Landing:
         if company.limit != before:
             logger.warning("rounds hold %s requests at most", company.limit or "any number of")
 
-    def cancel(self, entry: Entry, now: float) -> FinishedStats:
-        """End a request that its client gave up. The caller releases its blocks."""
+    def cancel(self, entry: Entry, now: float, reason: FinishReason) -> FinishedStats:
+        """End a request outside a round: ABORT where its client gave it up, ERROR where the server
+        did. The caller releases its blocks."""
         length = self._book.state(entry).emitted
         self._book.close(entry)
-        return _finished(entry, FinishReason.ABORT, length, now)
+        return _finished(entry, reason, length, now)
 
     def _abort(self, entry: Entry, group: Group, round_id: int) -> None:
         """The round is over for this request; its share of it is to be run again."""

@@ -61,6 +61,7 @@ logger = logging.getLogger("fencepost")
 # Longer than load balancers keep an idle connection, so that it is they who close it.
 _KEEP_ALIVE_SECONDS = 75
 _LAST_WORDS_SECONDS = 5
+_GENERATION = frozenset({"/v1/completions", "/v1/chat/completions"})
 
 
 def serve(settings: Settings) -> int:
@@ -80,14 +81,14 @@ def serve(settings: Settings) -> int:
 
 
 class _HttpOutcomes(OutcomeSink):
-    """Counts calls by status class."""
+    """Counts calls by status class, those that ask for tokens apart."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
     def call(self, outcome: CallOutcome) -> None:
         """Count one call."""
-        self._metrics.http.count(outcome.status)
+        self._metrics.http.count(outcome.status, generation=outcome.route in _GENERATION)
 
 
 class _Listener(uvicorn.Server):

@@ -171,7 +171,7 @@ def _speculation_aliases(metrics: Metrics) -> Iterable[Alias]:
     yield Alias(
         name="vllm:spec_decode_num_draft_tokens",
         type="counter",
-        source=speculation.proposed,
+        source=speculation.verified,
         documentation="Number of draft tokens.",
     )
     yield Alias(

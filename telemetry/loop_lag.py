@@ -3,11 +3,19 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-__all__ = ["LagMonitor"]
+__all__ = ["MOST_TIMERS", "LagMonitor"]
+
+MOST_TIMERS = 6000
+"""Timers reported for one sleep at most: the five minutes that the alert looks at."""
 
 
 class LagMonitor:
-    """Sleeps `period` seconds again and again and reports how much longer each sleep took.
+    """Sleeps `period` seconds (above 0) again and again and reports how late each sleep ended.
+
+    A sleep that is late by more than a period swallowed the timers that were due meanwhile, and
+    each of them was late too: they are reported as well, or a freeze of any length would be one
+    timer of a hundred thousand. This is Gil Tene's correction for coordinated omission, as in
+    HdrHistogram's recordValueWithExpectedInterval.
 
     `observe` gets seconds, never negative. `clock` counts seconds and does not step back.
     """
@@ -30,4 +38,13 @@ class LagMonitor:
         while True:
             due = self._clock() + self._period
             await self._sleep(self._period)
-            self._observe(max(self._clock() - due, 0.0))
+            self._report(max(self._clock() - due, 0.0))
+
+    def _report(self, lag: float) -> None:
+        """Report this timer and those that it swallowed, the latest first."""
+        self._observe(lag)
+        for swallowed in range(1, MOST_TIMERS):
+            late = lag - swallowed * self._period
+            if late <= 0.0:
+                return
+            self._observe(late)

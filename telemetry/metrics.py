@@ -1,7 +1,8 @@
 """Declares the `fencepost_` metrics, in one place, on a registry that is handed in.
 
 Knows names, labels and buckets; what is counted when stands in `telemetry.sink`. Families with a
-rule of their own stand beside that rule, in `telemetry.slo` and `telemetry.state_bytes`.
+rule of their own stand beside that rule, in `telemetry.slo`, `telemetry.answers` and
+`telemetry.state_bytes`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from prometheus_client import (
 from scheduler.plan import TerminalKind
 from scheduler.request import FinishReason, ProposerKind
 from scheduler.stats import CommitOutcome, Policy, Reason
+from telemetry.answers import HttpMetrics
 from telemetry.families import PlainCounter, PositionCounter, WeightedHistogram
 from telemetry.prefix_cache import PrefixCacheMetrics
 from telemetry.slo import SloMetrics
@@ -34,7 +36,6 @@ __all__ = [
     "SPECULATION",
     "AcceptanceLogMetrics",
     "ControllerMetrics",
-    "HttpMetrics",
     "LawMetrics",
     "LoadMetrics",
     "Metrics",
@@ -60,7 +61,6 @@ ROW_MODELS = ("target", "draft", "logit")
 ROW_KINDS = ("prefill", "frontier", "draft")
 POOLS = ("target", "draft")
 BLOCK_STATES = ("used", "free", "cached")
-HTTP_STATUSES = ("1xx", "2xx", "3xx", "4xx", "499", "5xx")
 
 # Each includes every bound that vLLM's histogram of the same thing has, so that the aliases can
 # show the same counts and a dashboard's fixed `le` is found.
@@ -108,8 +108,15 @@ class SpeculationMetrics:
             "spec_reached", "Draft positions tested, up to the first rejection or stop.", full
         )
         self.accepted = family("spec_accepted", "Draft positions accepted and kept.", full)
-        self.proposed = family("spec_proposed", "Draft tokens proposed.", drafter)
-        self.verified = family("spec_verified", "Draft tokens scored by the target.", drafter)
+        self.proposed = family(
+            "spec_proposed",
+            "Draft tokens proposed, those of stale and aborted rounds included; a round that broke "
+            "inside the model leaves none.",
+            drafter,
+        )
+        self.verified = family(
+            "spec_verified", "Draft tokens proposed in rounds that were published.", drafter
+        )
         self.mass = family(
             "spec_acceptance_mass",
             "Numerator of the low-variance reach acceptance: by block verification of all rounds "
@@ -259,6 +266,11 @@ class LoadMetrics:
             self.kv_blocks.labels(pool, state)
 
 
+_DRAFTED = (
+    ". speculation: whether any draft was published (off: K was 0, or it ended before), no choice."
+)
+
+
 class RequestMetrics:
     """How requests ended and how long they took."""
 
@@ -277,7 +289,8 @@ class RequestMetrics:
         self.ended = _labelled(
             registry,
             "requests",
-            "Requests that ended.",
+            "Requests that ended. abort: the client left; error: the server ended it, also in a "
+            "crash and in a drain cut short.",
             "outcome",
             [reason.value for reason in FinishReason],
         )
@@ -285,10 +298,12 @@ class RequestMetrics:
             PREFIX + "prompt_tokens", "Prompt tokens of requests that ended.", registry=registry
         )
         self.ttft = by_speculation(
-            "request_ttft_seconds", "Arrival to first token.", FIRST_TOKEN_BUCKETS
+            "request_ttft_seconds",
+            "Arrival to first token, observed when the request ends" + _DRAFTED,
+            FIRST_TOKEN_BUCKETS,
         )
         self.tpot = by_speculation(
-            "request_tpot_seconds", "Time a token after the first.", TOKEN_BUCKETS
+            "request_tpot_seconds", "Time a token after the first" + _DRAFTED, TOKEN_BUCKETS
         )
         self.inter_token = WeightedHistogram(
             registry,
@@ -298,18 +313,6 @@ class RequestMetrics:
         )
         self.total = seconds("request_seconds", "Arrival to end.", REQUEST_BUCKETS)
         self.queue = seconds("queue_seconds", "Arrival to admission.", REQUEST_BUCKETS)
-
-
-class HttpMetrics:
-    """Answers by class of status; 499 stands alone, for clients that left."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        family = _labelled(registry, "http_requests", "HTTP answers.", "status", HTTP_STATUSES)
-        self._children = {status: family.labels(status) for status in HTTP_STATUSES}
-
-    def count(self, status: int) -> None:
-        """Count one answer with an HTTP status of 100 to 599."""
-        self._children["499" if status == 499 else f"{status // 100}xx"].inc()
 
 
 class AcceptanceLogMetrics:
@@ -366,7 +369,8 @@ class Metrics:
         self.loop_lag = WeightedHistogram(
             registry,
             PREFIX + "event_loop_lag_seconds",
-            "How late a timer of the event loop fired.",
+            "How late a timer of the event loop fired, every 50 ms; those that were due while the "
+            "loop was frozen count as well.",
             buckets=LAG_BUCKETS,
         )
         memory = Gauge(

@@ -178,6 +178,8 @@ class PrometheusSink:
             self._commits[group.outcome].value += 1
             committed += group.committed
             prefilled += group.prefilled
+            if group.outcome is not CommitOutcome.PUBLISHED:
+                self._add_lost(group)
             if group.terminal is not None:
                 frontiers += 1
                 drafts += self._add_law(group, group.terminal)
@@ -195,13 +197,19 @@ class PrometheusSink:
             k = accepted = 0
         else:
             k, accepted = speculation.k, speculation.accepted
-            lane = self._lanes.get((group.proposer, group.policy, group.domain))
-            if lane is None:
-                lane = self._lanes[group.proposer, group.policy, OTHER_DOMAIN]
-            lane.add(speculation, group.position)
+            self._lane_of(group).add(speculation, group.position)
         self._laws[terminal][k][accepted].value += 1
         self._round_k.observe(k)
         return k
+
+    def _add_lost(self, group: GroupStats) -> None:
+        """Count drafts that were decided upon and not published."""
+        if group.evidence is not None and group.evidence.outcomes:
+            self._lane_of(group).proposed[len(group.evidence.outcomes)] += 1
+
+    def _lane_of(self, group: GroupStats) -> _Lane:
+        lane = self._lanes.get((group.proposer, group.policy, group.domain))
+        return lane or self._lanes[group.proposer, group.policy, OTHER_DOMAIN]
 
     def _add_costs(self, stats: StepStats) -> None:
         timings = stats.timings

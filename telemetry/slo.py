@@ -74,7 +74,8 @@ class SloMetrics:
             "fencepost_request_slo",
             "Requests that ended, by whether they kept all the times wished for (headers "
             "x-slo-ttft-ms and x-slo-tpot-ms, else the server's); without a wish any time will "
-            "do. Requests that their clients cancelled count nowhere.",
+            "do. Requests that their clients cancelled count nowhere; those that the server ended "
+            "are errors, also in a crash and in a drain cut short.",
             ("outcome",),
             [(outcome.value,) for outcome in SloOutcome],
         )

@@ -191,9 +191,9 @@ _POSITIONS = Section(
         ),
         Panel(
             title="From proposed to accepted",
-            description="Draft tokens a second: proposed, scored by the target, reached by the "
+            description="Draft tokens a second: proposed, of published rounds, reached by the "
             "test, accepted. The gap between reached and proposed is what a first rejection throws "
-            "away; it grows with K. Verified under proposed means that rounds failed.",
+            "away; it grows with K. Verified under proposed: rounds were stale or aborted.",
             unit="short",
             queries=tuple(
                 Query(expr=rate(f"spec_{name}_total"), legend=name)

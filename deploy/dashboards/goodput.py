@@ -200,9 +200,9 @@ _PROMISES = Section(
         ),
         Panel(
             title="Time a token with and without drafts",
-            description="Mean over requests that drafted at all and those that did not. They serve "
-            "different texts and moments, so it is no measure of the gain; 'on' above 'off' for "
-            "long is a reason to look at it.",
+            description="Mean over requests that drafted and those that did not: an outcome, no "
+            "choice. 'off' has short answers and those where K came out 0, so the difference is no "
+            "measure of the gain; 'on' above 'off' for long is a reason to look at it.",
             unit="s",
             queries=(
                 Query(

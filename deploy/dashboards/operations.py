@@ -8,6 +8,7 @@ __all__ = ["BOARD"]
 
 _NONE_IS_GOOD = (Step(color="green"), Step(color="red", at=1))
 _ANSWERS = "http_requests_total"
+_GENERATION = 'route="generation"'
 _FAULTS = 'outcome!="published"'
 _OUTCOMES = {"published": "green", "stale": "yellow", "aborted": "orange", "replayed": "red"}
 
@@ -80,12 +81,16 @@ _GLANCE = Section(
         ),
         Panel(
             title="Failed answers",
-            description="Share of HTTP answers of class 5xx. 503 with a full queue is load, see "
-            "the queue; 500 is a defect or a broken device, see the log of that replica.",
+            description="Share of answers to completions and chats of class 5xx but for 503, which "
+            "is load: see 'Refused requests'. 500 is a defect or a broken device, see the log of "
+            "that replica.",
             unit="percentunit",
             queries=(
                 Query(
-                    expr=ratio(rate(_ANSWERS, where='status="5xx"'), rate(_ANSWERS)),
+                    expr=ratio(
+                        rate(_ANSWERS, where=f'{_GENERATION},status="5xx"'),
+                        rate(_ANSWERS, where=_GENERATION),
+                    ),
                     legend="5xx",
                 ),
             ),
@@ -96,6 +101,25 @@ _GLANCE = Section(
             quiet="a healthy server answers no 5xx",
         ),
     ),
+)
+
+_REFUSED = Panel(
+    title="Refused requests",
+    description="Share of completions and chats answered 503: the queue is full, or the replica "
+    "loads or stops. They count in no goodput: it may look fine while half of the calls are "
+    "refused. Add replicas, or raise --max-waiting.",
+    unit="percentunit",
+    queries=(
+        Query(
+            expr=ratio(
+                rate(_ANSWERS, "instance", f'{_GENERATION},status="503"'),
+                rate(_ANSWERS, "instance", _GENERATION),
+            ),
+            legend="{{instance}}",
+        ),
+    ),
+    width=24,
+    quiet="nothing is refused while there is room",
 )
 
 _QUEUE = Section(
@@ -130,6 +154,7 @@ _QUEUE = Section(
             kind=Kind.STACK,
             colors={"stop": "green", "length": "blue", "abort": "orange", "error": "red"},
         ),
+        _REFUSED,
     ),
 )
 
@@ -201,12 +226,19 @@ _ERRORS = Section(
     panels=(
         Panel(
             title="HTTP answers",
-            description="By class; 499 is a client that left before its answer. 4xx in bulk: a "
-            "client sends what is refused, its answer names the field.",
+            description="By class, probes included; 499 is a client that left before its answer, "
+            "503 a full queue or a replica that loads. 4xx in bulk: a client sends what is "
+            "refused, its answer names the field.",
             unit="reqps",
             queries=(Query(expr=rate(_ANSWERS, "status"), legend="{{status}}"),),
             kind=Kind.STACK,
-            colors={"2xx": "green", "4xx": "yellow", "499": "orange", "5xx": "red"},
+            colors={
+                "2xx": "green",
+                "4xx": "yellow",
+                "499": "orange",
+                "503": "purple",
+                "5xx": "red",
+            },
         ),
         Panel(
             title="Commits",

@@ -79,10 +79,19 @@ TRACKS = Section(
         ),
         Panel(
             title="Failed answers by track",
-            description="Share of 5xx. Any lasting share on the canary alone rolls it back.",
+            description="Share of 5xx among completions and chats. Refusals (503) and probes don't "
+            "count: a canary that loads does not fail. Any lasting share on the canary alone rolls "
+            "it back.",
             unit="percentunit",
             queries=(
-                Query(expr=_tracks("http_requests:rate5m", 'status="5xx"'), legend="{{track}}"),
+                Query(
+                    expr=_tracks(
+                        "http_requests:rate5m",
+                        'route="generation",status="5xx"',
+                        'route="generation"',
+                    ),
+                    legend="{{track}}",
+                ),
             ),
             quiet="a healthy server answers no 5xx",
             source=Source.RULES,

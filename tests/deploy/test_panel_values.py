@@ -61,6 +61,16 @@ COUNTERS = [
         )
     ),
     ("forward_seconds_total", {}, 6),
+    # A quarter of the calls are refused and a tenth fail; probes of a replica that loads do not.
+    *(
+        ("http_requests_total", {"route": route, "status": status}, count)
+        for route, status, count in (
+            ("generation", "2xx", 13),
+            ("generation", "503", 5),
+            ("generation", "5xx", 2),
+            ("other", "503", 30),
+        )
+    ),
     ("controller_plain_seconds_total", {}, 9),
     ("controller_round_seconds_total", {}, 6),
     ("controller_predicted_plain_seconds_total", {}, 10),
@@ -134,6 +144,9 @@ EXPECTED = [
     ("goodput", "Time inside model forwards", 0, {"": 0.75}),
     ("goodput", "K over time", 0, {"k=0": 0.4, "k=1": 0.2, "k=2": 0.4}),
     ("goodput", "Mean K, chosen and published", 2, {"": 250 / 150}),
+    ("operations", "Failed answers", 0, {"": 0.1}),
+    ("operations", "Failed answers by track", 0, {"track=stable": 0.1}),
+    ("operations", "Refused requests", 0, {"instance=a": 0.25}),
     ("operations", "Acceptance at position 0 by track", 0, {"track=stable": 110 / 150}),
     ("operations", "Requests within SLO by track", 0, {"track=stable": 0.6}),
     ("operations", "Gain over plain decoding by track", 0, {"track=stable": 1.5}),

@@ -17,6 +17,7 @@ from scheduler.landing import Landing
 from scheduler.proposers.draft_model import DraftModelProposer
 from scheduler.proposers.ngram import NgramProposer
 from scheduler.request import (
+    FinishReason,
     ProposerKind,
     Request,
     SamplingParams,
@@ -212,7 +213,7 @@ class Rig:
         """End a request; its blocks go before the next plan."""
         entry = self.book.entries.get(request_id)
         if entry is not None:
-            self.finished.append(self.landing.cancel(entry, self.now))
+            self.finished.append(self.landing.cancel(entry, self.now, FinishReason.ABORT))
             self._cancelled.append(entry)
 
     def plan(self):

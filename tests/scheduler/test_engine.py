@@ -192,7 +192,7 @@ async def test_a_stop_without_grace_aborts_requests_that_wait():
     assert d.engine.load().target_pool.used == 0
 
 
-async def test_a_stop_without_grace_aborts_a_round_in_flight():
+async def test_a_stop_without_grace_ends_a_round_in_flight_as_an_error():
     d = Desk()
     await d.engine.start()
     d.runner.open.clear()
@@ -203,16 +203,23 @@ async def test_a_stop_without_grace_aborts_a_round_in_flight():
     d.runner.open.set()
     await asyncio.wait_for(stopping, 60)
     assert d.engine.load().target_pool.used == 0
+    assert [each.reason for each in d.sink.ended] == [FinishReason.ERROR]
 
 
-async def test_a_drain_that_takes_too_long_is_cut():
+async def test_a_drain_that_takes_too_long_is_cut_and_its_requests_are_errors():
+    """But not the one whose client left meanwhile."""
     d = Desk()
     await d.engine.start()
     d.runner.open.clear()
-    (subscription,) = d.ask(request(1))
+    gone, subscription = d.ask(request(1), request(2))
     await d.runner.reached()
+    d.engine.abort(1)
     stopping = asyncio.create_task(d.engine.stop(grace=0.01))
-    assert await outcome(subscription) == ([], "", None)
+    assert await outcomes([gone, subscription]) == [([], "", None)] * 2
+    d.engine.abort(2)
+    ended = {each.request: each.reason for each in d.sink.ended}
+    assert ended == {1: FinishReason.ABORT, 2: FinishReason.ERROR}
+    assert len(d.sink.ended) == 2
     d.runner.open.set()
     await asyncio.wait_for(stopping, 60)
 

@@ -272,7 +272,25 @@ async def test_a_loop_that_dies_ends_every_subscription():
     assert "ZeroDivisionError" in health.error
     with pytest.raises(EngineBusy):
         d.ask(request(2))
+    d.engine.abort(1)
     await asyncio.wait_for(d.engine.stop(grace=1.0), 60)
+    assert [each.reason for each in d.sink.ended] == [FinishReason.ERROR]
+
+
+async def test_a_loop_that_dies_of_a_broken_sink_ends_every_subscription():
+    """The sink breaks again when it is told what became of the requests."""
+    d = Desk()
+
+    def broken(stats):
+        raise ZeroDivisionError("telemetry")
+
+    d.sink.step = d.sink.finished = broken
+    await d.engine.start()
+    await outcomes(d.ask(*MIXED))
+    assert "ZeroDivisionError" in d.engine.health().error
+    del d.sink.step, d.sink.finished
+    await asyncio.wait_for(d.engine.stop(), 60)
+    assert len(d.sink.ended) == len(MIXED) - 1
 
 
 async def test_a_runner_that_is_gone_takes_its_requests_along():
@@ -287,6 +305,8 @@ async def test_a_runner_that_is_gone_takes_its_requests_along():
     for tokens, _, finish in await outcomes(subscriptions):
         assert (tokens, finish) == ([], None)
     assert d.runner.rounds == 1
+    ended = [(each.request, each.reason) for each in d.sink.ended]
+    assert ended == [(each.request_id, FinishReason.ERROR) for each in MIXED]
     health = d.engine.health()
     assert not health.alive
     assert "the device does not answer" in health.error

@@ -167,7 +167,10 @@ def test_it_listens_before_it_can_answer(assembly, settings, capsys):
         page = client.get("/metrics").text
         assert "fencepost_device_memory_bytes 12345.0" in page
         assert 'vllm:num_requests_running{engine="0",model_name="fencepost-pair"} 0.0' in page
-        assert 'fencepost_http_requests_total{status="5xx"}' in page
+        assert 'fencepost_http_requests_total{route="generation",status="503"} 1.0' in page
+        assert 'fencepost_http_requests_total{route="generation",status="2xx"} 1.0' in page
+        assert 'fencepost_http_requests_total{route="generation",status="5xx"} 0.0' in page
+        assert 'fencepost_http_requests_total{route="other",status="503"} 0.0' not in page
         accept = {"accept": "application/openmetrics-text; version=1.0.0"}
         assert client.get("/metrics", headers=accept).text.endswith("# EOF\n")
 

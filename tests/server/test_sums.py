@@ -76,7 +76,7 @@ def test_speculation(answered):
     def total(name):
         return sum(block.get(name, 0) for block in blocks)
 
-    assert total("num_draft_tokens") == board.total("fencepost_spec_proposed_total") > 0
+    assert total("num_draft_tokens") == board.total("fencepost_spec_verified_total") > 0
     assert total("num_accepted_draft_tokens") == board.total("fencepost_spec_accepted_total") > 0
     assert total("num_spec_steps") == board.alias("spec_decode_num_drafts_total")
     for accepted in range(9):

@@ -168,7 +168,7 @@ async def test_requests_numbers_add_up_to_the_counters(served):
     found, d, board = served
     stats = [finish.stats for _, _, finish in found]
     stats += [each.request_stats for each in d.sink.ended]
-    assert sum(one.drafted for one in stats) == board.total("fencepost_spec_proposed_total")
+    assert sum(one.drafted for one in stats) == board.total("fencepost_spec_verified_total")
     assert sum(one.accepted for one in stats) == board.total("fencepost_spec_accepted_total")
     drafting = [(a, n) for k, a, _, n in laws(board) if k]
     assert sum(one.steps for one in stats) == sum(n for _, n in drafting)
@@ -196,7 +196,7 @@ async def test_committed_bytes_are_the_rows_of_what_came_out(served):
     kept = sum(group.kept_rows for group in d.stats if group.request < 900)
     assert kept == rows
     assert board.value("kv_committed_bytes_total") == 100 * sum(g.kept_rows for g in d.stats)
-    proposed = board.total("fencepost_spec_proposed_total")
+    proposed = board.total("fencepost_spec_verified_total")
     drafts = proposed + board.value("draft_stale_total")
     assert board.value("kv_temporary_bytes_total") == (
         100 * drafts + 10 * board.value("rows_total", kind="draft")

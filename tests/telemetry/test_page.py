@@ -121,7 +121,7 @@ def test_format_follows_the_accept_header(board):
         ("request_seconds_count", 1),
         ("queue_seconds_count", 1),
         ("requests_total", 4),
-        ("http_requests_total", 6),
+        ("http_requests_total", 14),
         ("requests_running", 1),
         ("requests_waiting", 1),
         ("kv_cache_usage_ratio", 1),
@@ -166,7 +166,7 @@ def test_traffic_adds_no_series(board):
     traffic(board)
     board.sink.step(step(drafted(4, 1, domain="a new one")))
     for status in (200, 404, 499, 503):
-        board.metrics.http.count(status)
+        board.metrics.http.count(status, generation=True)
     assert series(board.registry) == before
 
 
@@ -207,14 +207,17 @@ def test_build_info_carries_the_versions(board):
     assert board.value("build_info", version="0.1.0", torch="2.13.0") == 1
 
 
-def test_http_statuses_by_class_with_clients_that_left_apart(board):
-    for status in (200, 201, 404, 429, 499, 503):
-        board.metrics.http.count(status)
+def test_http_statuses_by_class_with_clients_that_left_and_refusals_apart(board):
+    for status in (200, 201, 404, 429, 499, 500, 503, 503):
+        board.metrics.http.count(status, generation=True)
+    board.metrics.http.count(503, generation=False)
     counts = {
-        status: board.value("http_requests_total", status=status)
-        for status in ("2xx", "4xx", "499", "5xx")
+        status: board.value("http_requests_total", route="generation", status=status)
+        for status in ("2xx", "4xx", "499", "503", "5xx")
     }
-    assert counts == {"2xx": 2, "4xx": 2, "499": 1, "5xx": 1}
+    assert counts == {"2xx": 2, "4xx": 2, "499": 1, "503": 2, "5xx": 1}
+    assert board.value("http_requests_total", route="other", status="503") == 1
+    assert board.total("fencepost_http_requests_total") == 9
 
 
 def test_two_engines_share_nothing():

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from scheduler.plan import RoundTimings, TerminalKind
 from scheduler.request import FinishReason, ProposerKind
-from scheduler.stats import CommitOutcome, LoadStats, Policy, PoolStats, Reason, SpeculationStats
+from scheduler.stats import (
+    CommitOutcome,
+    Evidence,
+    LoadStats,
+    Policy,
+    PoolStats,
+    Reason,
+    SpeculationStats,
+)
 from tests.telemetry.conftest import Board
 from tests.telemetry.rounds import decided, drafted, ended, forecast, plain, step
 
@@ -28,6 +36,20 @@ def test_rejection_reaches_one_position_past_the_last_accepted_draft(board):
     assert positions(board, "spec_accepted") == [1, 1, 0, 0]
     assert positions(board, "spec_proposed") == [1, 1, 1, 1]
     assert positions(board, "spec_verified") == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("outcome", [CommitOutcome.STALE, CommitOutcome.ABORTED])
+def test_drafts_of_a_round_that_was_not_published_were_proposed_in_vain(board, outcome):
+    lost = {"outcome": outcome, "speculation": None, "terminal": None, "committed": 0}
+    evidence = Evidence(
+        generation=1, verified=2, outcomes=(None,) * 3, terminal_token=None, fallback=False
+    )
+    board.sink.step(step(drafted(2, 1), drafted(3, 2, evidence=evidence, **lost)))
+    board.sink.step(step(drafted(4, 2, **lost)))
+    assert positions(board, "spec_proposed") == [2, 2, 1, 0]
+    assert positions(board, "spec_verified") == [1, 1, 0, 0]
+    assert positions(board, "spec_reached") == [1, 1, 0, 0]
+    assert board.alias("spec_decode_num_draft_tokens_total") == 2
 
 
 def test_full_acceptance_reaches_no_position_past_k(board):
