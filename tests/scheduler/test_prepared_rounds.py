@@ -1,17 +1,18 @@
 """Rounds in which a runner meets or records a shape of call, and what is learnt of their time."""
 
+import itertools
 import time
-from itertools import pairwise
 
 import pytest
 
 from scheduler.costs import CostTable, RoundCurve, rising
 from scheduler.goodput import GoodputController
+from scheduler.profiling import profile_costs
 from scheduler.runtime.graphs import GraphedForward
 from scheduler.runtime.torch_runner import Pair, TorchRunner
 from scheduler.sampling.rng import CounterRandomness
 from tests.oracles.desk import Paced, desk, outcomes
-from tests.oracles.rig import DRAFT, Rig, capabilities, config, expected, request
+from tests.oracles.rig import DRAFT, Rig, capabilities, config, expected, request, tabular_runner
 from tests.oracles.tabular import TabularForward
 from tests.scheduler.test_planning import decoding
 
@@ -85,6 +86,25 @@ def test_a_shape_that_the_draft_alone_meets_counts_too():
     assert runner._pair.target.prepared == 0
 
 
+def test_a_profile_ends_every_shape_with_a_round_that_prepares_nothing():
+    """Over recording forwards, with time for the few alone that are always measured."""
+    settings = config(max_requests=4)
+    runner, last = recorded(tabular_runner(settings)[0]), {}
+    ticks = itertools.count()
+
+    def run(plan):
+        result = TorchRunner.run(runner, plan)
+        kind = [(len(group.tokens), group.draft) for group in plan.groups]
+        last[repr(kind)] = result.prepared
+        return result
+
+    runner.run = run
+    profile_costs(runner, settings, lambda: next(ticks), seconds=1.0)
+    assert set(last.values()) == {False}
+    assert runner._pair.target.recorded > 1
+    assert runner._pair.draft.recorded > 0
+
+
 class Slow(Paced):
     """Rounds of a recording runner: what prepares takes three times as long as its table says."""
 
@@ -123,7 +143,7 @@ async def test_rounds_that_prepare_teach_no_cost():
         controller._take_in()
         steps = d.sink.steps
     assert d.runner.prepared == sum(step.prepared for step in steps) >= 2 * K_MAX
-    assert any(one.prepared and not other.prepared for one, other in pairwise(steps))
+    assert any(one.prepared and not other.prepared for one, other in itertools.pairwise(steps))
     model = controller._model
     assert model.speed == pytest.approx(1.0)
     assert model._levels.factors(1) == pytest.approx([1.0] * (K_MAX + 1))
