@@ -217,7 +217,8 @@ async def _cell(
 def _reduced(subject: _Subject, way: tuple[int, int | None], run: Run) -> Cell:
     """The figures of a run, with what its rounds cost the device. No engine may run meanwhile."""
     requests, k = way
-    figures, whole = arm([run]), arm([all_at_once(run)])
+    figures, full = arm([run]), all_at_once(run)
+    whole = figures if full is None else arm([full])
     choices = [choice.k for step in run.steps for choice in free_choices(step)]
     mean_k = sum(choices) / len(choices) if choices else 0.0
     positions = figures.positions
@@ -237,19 +238,21 @@ def _reduced(subject: _Subject, way: tuple[int, int | None], run: Run) -> Cell:
         acceptance=sum(place.accepted for place in positions) / reached if reached else None,
         verify=verify,
         eager_ms=None if eager is None else eager.milliseconds,
-        host_share=_host_share(subject, call, whole.parts_ms.round, whole.host_share),
+        host_share=_host_share(
+            subject, call, None if full is None else whole.parts_ms.round, whole.host_share
+        ),
     )
 
 
-def all_at_once(run: Run) -> Run:
+def all_at_once(run: Run) -> Run | None:
     """The run with the rounds alone in which all of its requests decode, as they do in the verify
-    step that is timed: the last rounds have fewer. All its rounds where there is no such."""
+    step that is timed: the last rounds have fewer. None where there is no such."""
     steps = tuple(
         step
         for step in run.steps
         if len(step.groups) == len(run.arrivals) and not any(g.prefilled for g in step.groups)
     )
-    return replace(run, steps=steps or run.steps)
+    return replace(run, steps=steps) if steps else None
 
 
 def _steps(subject: _Subject, call: Call) -> tuple[Step, Step | None]:
@@ -261,12 +264,17 @@ def _steps(subject: _Subject, call: Call) -> tuple[Step, Step | None]:
     return served, eager[0] if eager else None
 
 
-def _host_share(subject: _Subject, call: Call, round_ms: float, outside: float) -> float | None:
+def _host_share(
+    subject: _Subject, call: Call, round_ms: float | None, outside: float
+) -> float | None:
     """The share of a decode round in which the device waits: what is outside the forwards on a CPU
-    (`outside`), elsewhere what kernels of a round of this shape leave of it."""
+    (`outside`), elsewhere what kernels of a round of this shape leave of `round_ms`; None
+    where no round has that shape, which has no `round_ms` then."""
     device = subject.runner._pair.target.device
     if device.type == "cpu":
         return outside
+    if round_ms is None:
+        return None
     plan = round_of(subject.config, subject.options.shape.vocabulary, call)
     busy = busy_seconds(lambda: subject.runner.run(plan), _SAMPLED_ROUNDS, device)
     return None if busy is None else max(0.0, 1.0 - 1e3 * busy / round_ms)
