@@ -122,7 +122,7 @@ class CostModel:
         decoding = emitting or (stats.groups if self._appends else ())
         drafts = sum(map(_k, emitting))
         least = drafts if self._appends else drafts + len(emitting)
-        if not decoding or stats.target_rows < max(least, 1) or _mixed(stats):
+        if not decoding or stats.target_rows < max(least, 1) or _unusual(stats):
             return
         expected = self._expected(stats, decoding)
         if min(expected, stats.round_seconds) <= 0.0:
@@ -156,9 +156,11 @@ def _near(context: float) -> float:
     return round(context / _CONTEXT_STEP) * _CONTEXT_STEP
 
 
-def _mixed(stats: StepStats) -> bool:
-    """Whether anything but decoding was in the round, or anything of it went wrong."""
-    return any(g.prefilled or g.outcome is not CommitOutcome.PUBLISHED for g in stats.groups)
+def _unusual(stats: StepStats) -> bool:
+    """Whether anything but decoding was in the round, such as a recording for later ones, or
+    anything of it went wrong."""
+    odd = any(g.prefilled or g.outcome is not CommitOutcome.PUBLISHED for g in stats.groups)
+    return odd or stats.prepared
 
 
 def _k(group: GroupStats) -> int:

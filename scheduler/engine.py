@@ -334,4 +334,5 @@ def _step_stats(
         preemptions=preemptions,
         load=load,
         itl_seconds=landed.itl_seconds,
+        prepared=result.prepared,
     )

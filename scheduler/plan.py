@@ -187,7 +187,11 @@ class RoundTimings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundResult:
-    """What a runner returns for a plan. `target_rows` and `draft_rows` count packed rows."""
+    """What a runner returns for a plan. `target_rows` and `draft_rows` count packed rows.
+
+    `prepared` says that a model call met a shape or had it recorded: the round took longer than its
+    like will.
+    """
 
     round_id: int
     coordinate: Coordinate
@@ -198,6 +202,7 @@ class RoundResult:
     logit_rows: int
     host_syncs: int
     residual_fallbacks: int = 0
+    prepared: bool = False
 
 
 def nothing_run(plan: RoundPlan) -> RoundResult:

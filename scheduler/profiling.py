@@ -10,6 +10,7 @@ from statistics import median_low
 
 from scheduler.config import EngineConfig
 from scheduler.costs import CostTable, Curve, RoundCurve, rising
+from scheduler.plan import RoundPlan
 from scheduler.rehearsal import Rehearsal, Shape
 from scheduler.runner import ModelRunner
 
@@ -22,6 +23,9 @@ _DEPTH = 3
 """Draft steps are measured by this many at once."""
 _CAUGHT_UP = (1, 8, 32, 128)
 _SAMPLES = 9
+_AGAIN = 2
+"""How often a round is run again for one sample, at most: a runner may meet a shape, record it when
+it is met again, and only then run it as it will from there on."""
 _FIRST_PASS = 0.3
 """Share of the time for measuring anything at all; the rest is for measuring it again: one sample
 is off by a tenth on a machine with neighbours, and that is what a choice of K turns on."""
@@ -132,11 +136,20 @@ class _Stopwatch:
         self._times: dict[Shape, list[float]] = {}
 
     def measure(self, shape: Shape) -> None:
-        """Run a round of `shape`. It ends with its results on the host, whatever the device."""
+        """Take a sample: a round of `shape`, run again at once when it says that the runner
+        prepared something in it. It ends with its results on the host, whatever the device."""
         plan = self._rehearsal.plan(shape)
+        prepared, seconds = self._run(plan)
+        for _ in range(_AGAIN):
+            if prepared:
+                prepared, seconds = self._run(plan)
+        self._times.setdefault(shape, []).append(seconds)
+
+    def _run(self, plan: RoundPlan) -> tuple[bool, float]:
+        """Whether the runner prepared something in this round, and its seconds."""
         started = self._clock()
-        self._runner.run(plan)
-        self._times.setdefault(shape, []).append(self._clock() - started)
+        result = self._runner.run(plan)
+        return result.prepared, self._clock() - started
 
     def measure_all(self, shapes: Sequence[Shape]) -> None:
         """Run shapes by turns, as often as there is time for and any use in it."""
@@ -146,8 +159,9 @@ class _Stopwatch:
             pass
 
     def medians(self) -> dict[Shape, float]:
-        """Seconds of each shape; the lower one of two, as only delays are by chance: a first run,
-        which may have to prepare things, never counts where there is another."""
+        """Seconds of each shape; the lower one of two, as only delays are by chance: a first
+        sample, in which libraries may have prepared what no result tells of, never counts where
+        there is another."""
         return {shape: median_low(times) for shape, times in self._times.items()}
 
     def _pass(self, shapes: Sequence[Shape], until: float) -> bool:

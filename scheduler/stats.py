@@ -195,7 +195,8 @@ class StepStats:
 
     `round_seconds` spans plan to publication; `commit_seconds` and `schedule_seconds` are the
     engine's own shares of it. `decision` says how K was chosen, cuts included. `itl_seconds` holds
-    (seconds a token, tokens) for all published tokens but the first of each request.
+    (seconds a token, tokens) for all published tokens but the first of each request. `prepared`
+    says that the round took longer than its like will, as the runner made something ready in it.
     """
 
     round_id: int
@@ -214,6 +215,7 @@ class StepStats:
     load: LoadStats
     itl_seconds: tuple[tuple[float, int], ...] = ()
     decision: Decision | None = None
+    prepared: bool = False
 
 
 def without_evidence(stats: StepStats) -> StepStats:

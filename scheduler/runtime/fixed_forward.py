@@ -55,6 +55,7 @@ class FixableTransformers:
     """A `TransformersForward` that also runs calls of fixed shapes, over the same pool."""
 
     numerics = "plain"
+    prepared = 0
 
     def __init__(self, model: LoadedModel, pool: PoolConfig) -> None:
         whole = PoolConfig(blocks=pool.blocks + SPARE_BLOCKS, block_size=pool.block_size)

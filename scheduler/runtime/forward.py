@@ -31,6 +31,11 @@ class Forward(Protocol):
         """How a row's arithmetic depends on the rows beside it."""
         ...
 
+    @property
+    def prepared(self) -> int:
+        """Calls so far that made something ready for their like, which so take less time."""
+        ...
+
     def hidden(
         self, token_ids: torch.Tensor, rows: PackedRows, wanted: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -63,6 +68,7 @@ class TransformersForward:
     """A loaded model with a K/V pool of its own; `attention` is made anew for each call."""
 
     numerics = "plain"
+    prepared = 0
 
     def __init__(
         self, model: LoadedModel, pool: PoolConfig, attention: AttentionFactory = PackedAttention

@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 # Shapes that one forward keeps. Each has buffers, a recording and its kernels' arguments.
 MOST_SHAPES = 256
+# The call of a shape that has it recorded: the first may stay the only one.
+_RECORDED_AT = 2
 
 Shape = TypeVar("Shape", bound=Hashable)
 Launch = Callable[[], Tensor]
@@ -79,7 +81,8 @@ class GraphedForward(Generic[Shape]):
     A shape gets its buffers when it is met and is recorded when it is met again; what cannot be
     recorded runs over its buffers all the same, so that a call's arithmetic does not depend on how
     often its shape was met. With `most` shapes known, others run as `forward` runs them.
-    `recorded` counts the shapes that are replayed.
+    `recorded` counts the shapes that are replayed, `prepared` the calls that met a shape or had it
+    recorded: no other call of that shape takes their time.
     """
 
     def __init__(self, forward: Fixable[Shape], record: Record, most: int = MOST_SHAPES) -> None:
@@ -92,6 +95,7 @@ class GraphedForward(Generic[Shape]):
         self._most = most
         self._kept: dict[Shape, _Kept] = {}
         self.recorded = 0
+        self.prepared = 0
         self._warned = False
 
     @property
@@ -111,7 +115,8 @@ class GraphedForward(Generic[Shape]):
                 return self.inner.hidden(token_ids, rows, wanted)
             kept.call.fill(token_ids, rows)
             kept.calls += 1
-            if kept.calls == 2:  # the first may stay the only one
+            self.prepared += kept.calls <= _RECORDED_AT
+            if kept.calls == _RECORDED_AT:
                 kept.run = self._recording(kept.call)
             return chosen(kept.call.pick(kept.run(), rows), wanted)
 

@@ -34,6 +34,8 @@ class InvariantForward:
     K/V rows of earlier calls are in the pool, so that a segment may be cut anywhere.
     """
 
+    prepared = 0
+
     def __init__(self, model: LoadedModel, pool: PoolConfig, rows: int) -> None:
         scratch = -(-rows // pool.block_size)
         whole = PoolConfig(blocks=pool.blocks + scratch, block_size=pool.block_size)

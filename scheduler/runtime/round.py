@@ -100,7 +100,8 @@ class RoundExecutor:
             raise
 
     def _run(self, plan: RoundPlan) -> RoundResult:
-        inside, watch = self._inside(), RoundWatch(self._target.device, self._clock)
+        prepared, inside = self._prepared(), self._inside()
+        watch = RoundWatch(self._target.device, self._clock)
         emitters = [group for group in plan.groups if group.emits]
         laws = RowLaws(emitters, self._vocabulary, self._target.device, self._law)
         draws = RoundDraws(emitters, self._randomness, self._vocabulary, self._target.device)
@@ -130,11 +131,16 @@ class RoundExecutor:
             logit_rows=len(rows.emitters) + _turned(plan.groups),
             host_syncs=_host_syncs(emitters),
             residual_fallbacks=sum(transfer.fell_back) if transfer else 0,
+            prepared=self._prepared() > prepared,
         )
 
     def _inside(self) -> float:
         """Seconds spent inside forwards so far."""
         return self._target.seconds + (self._draft.seconds if self._draft else 0.0)
+
+    def _prepared(self) -> int:
+        """Model calls so far that made something ready for their like."""
+        return self._target.prepared + (self._draft.prepared if self._draft else 0)
 
     def _verify(self, plan: RoundPlan, rows: Rows, drafted: Drafted) -> tuple[Tensor, Tensor]:
         """Raw target logits [M, V] of the emitters' rows, and for each other group whether its

@@ -45,6 +45,11 @@ class TimedForward:
         self._forward.clear_blocks(blocks, first)
 
     @property
+    def prepared(self) -> int:
+        """Calls so far that made something ready for their like, which so take less time."""
+        return self._forward.prepared
+
+    @property
     def device(self) -> torch.device:
         """Where the model runs."""
         return self._forward.device

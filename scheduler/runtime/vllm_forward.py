@@ -27,6 +27,7 @@ class VllmForward:
     """A loaded model with K/V memory of its own."""
 
     numerics = "plain"
+    prepared = 0
 
     def __init__(self, model: VllmModel, pool: PoolConfig, *, fixed: bool = False) -> None:
         """With `fixed`, calls of some shapes can be made in buffers that stay in place.

@@ -61,8 +61,9 @@ class Cell:
     """One load at one way to choose K, which is None for auto. `runtime` says who runs the models.
 
     `rate` are committed tokens a second, prefill included. A decode round is one without prefill
-    rows: `round_ms` is the mean of those. `host_share` is the share of it in which the device had
-    nothing to do, None where that was not measured. `acceptance` is accepted over reached drafts.
+    rows: `round_ms` is the mean of those in which all requests of the load are, of all where there
+    is no such. `host_share` is the share of it in which the device had nothing to do, None where
+    that was not measured. `acceptance` is accepted over reached drafts.
     Where model calls are recorded and replayed, `eager_ms` are the milliseconds of the same verify
     step launched from the host; None where every call is.
     """

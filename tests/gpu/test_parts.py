@@ -22,7 +22,7 @@ from tests.gpu.pair import build_pair, device_bytes, make_models, save_models, w
 from tests.gpu.processes import run_within
 from tests.gpu.table import render
 from tests.gpu.throughput import BLOCK_SIZE, engine_config, measure, torch_serving, vllm_serving
-from tests.gpu.verify_step import Call, least_work
+from tests.gpu.verify_step import Call, least_work, stored
 from tests.oracles.forwards import need_vllm, unwarned
 from tests.oracles.recorded import Recordings
 
@@ -208,7 +208,7 @@ def test_the_large_pair_has_the_sizes_that_were_asked_for():
 def test_the_least_work_of_a_call(made, pair):
     """Counted from the modules of the unmodified model."""
     call = Call(requests=3, k=4, context=20)
-    work = least_work(TINY, pair.target, call)
+    work = least_work(TINY, stored(pair.target), call)
     linears = [m.weight for m in made.target.modules() if isinstance(m, torch.nn.Linear)]
     keys, dim = 25, TINY.hidden // TINY.heads
     cached = 3 * keys * 2 * TINY.layers * TINY.kv_heads * dim * 4

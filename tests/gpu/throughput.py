@@ -14,6 +14,7 @@ from pathlib import Path
 
 from scheduler.assembly import build_engine, controller_for
 from scheduler.config import EngineConfig, PoolConfig
+from scheduler.plan import RoundPlan
 from scheduler.profiling import profile_costs
 from scheduler.rehearsal import Rehearsal, Shape
 from scheduler.request import Verifier
@@ -30,7 +31,7 @@ from tests.gpu.device_time import busy_seconds
 from tests.gpu.figures import Cell, Limits, Step
 from tests.gpu.options import Options
 from tests.gpu.pair import BuiltPair, stand_runner
-from tests.gpu.verify_step import Call, Work, least_work, time_step
+from tests.gpu.verify_step import Call, Work, least_work, stored, time_step
 
 BLOCK_SIZE = 16
 _LARGEST_BLOCK = 128
@@ -106,7 +107,8 @@ def torch_serving(options: Options, pair: BuiltPair, record: Record | None = Non
         runtime="torch",
         runner=stand_runner(pair, pool, record),
         config=engine_config(options, pool),
-        work=partial(least_work, options.shape, pair.target),
+        # No model in it: it outlasts them.
+        work=partial(least_work, options.shape, stored(pair.target)),
     )
 
 
@@ -215,7 +217,8 @@ async def _cell(
 def _reduced(subject: _Subject, way: tuple[int, int | None], run: Run) -> Cell:
     """The figures of a run, with what its rounds cost the device. No engine may run meanwhile."""
     requests, k = way
-    figures = arm([run])
+    figures, full = arm([run]), all_at_once(run)
+    whole = figures if full is None else arm([full])
     choices = [choice.k for step in run.steps for choice in free_choices(step)]
     mean_k = sum(choices) / len(choices) if choices else 0.0
     positions = figures.positions
@@ -230,13 +233,26 @@ def _reduced(subject: _Subject, way: tuple[int, int | None], run: Run) -> Cell:
         tokens=run.tokens,
         seconds=run.seconds,
         rate=run.rate,
-        round_ms=figures.parts_ms.round,
+        round_ms=whole.parts_ms.round,
         mean_k=mean_k,
         acceptance=sum(place.accepted for place in positions) / reached if reached else None,
         verify=verify,
         eager_ms=None if eager is None else eager.milliseconds,
-        host_share=_host_share(subject, call, figures.parts_ms.round, figures.host_share),
+        host_share=_host_share(
+            subject, call, None if full is None else whole.parts_ms.round, whole.host_share
+        ),
     )
+
+
+def all_at_once(run: Run) -> Run | None:
+    """The run with the rounds alone in which all of its requests decode, as they do in the verify
+    step that is timed: the last rounds have fewer. None where there is no such."""
+    steps = tuple(
+        step
+        for step in run.steps
+        if len(step.groups) == len(run.arrivals) and not any(g.prefilled for g in step.groups)
+    )
+    return replace(run, steps=steps) if steps else None
 
 
 def _steps(subject: _Subject, call: Call) -> tuple[Step, Step | None]:
@@ -248,15 +264,24 @@ def _steps(subject: _Subject, call: Call) -> tuple[Step, Step | None]:
     return served, eager[0] if eager else None
 
 
-def _host_share(subject: _Subject, call: Call, round_ms: float, outside: float) -> float | None:
+def _host_share(
+    subject: _Subject, call: Call, round_ms: float | None, outside: float
+) -> float | None:
     """The share of a decode round in which the device waits: what is outside the forwards on a CPU
-    (`outside`), elsewhere what kernels of a round of this shape leave of it."""
+    (`outside`), elsewhere what kernels of a round of this shape leave of `round_ms`; None
+    where no round has that shape, which has no `round_ms` then."""
     device = subject.runner._pair.target.device
     if device.type == "cpu":
         return outside
-    rehearsal = Rehearsal(subject.config, subject.options.shape.vocabulary)
-    plan = rehearsal.plan(
-        Shape(emitters=call.requests, context=call.context, k=call.k, modelled=call.k > 0)
-    )
+    if round_ms is None:
+        return None
+    plan = round_of(subject.config, subject.options.shape.vocabulary, call)
     busy = busy_seconds(lambda: subject.runner.run(plan), _SAMPLED_ROUNDS, device)
     return None if busy is None else max(0.0, 1.0 - 1e3 * busy / round_ms)
+
+
+def round_of(config: EngineConfig, vocabulary: int, call: Call) -> RoundPlan:
+    """A whole round with this verify step, drafts by the draft model before it."""
+    # A rehearsed request's last token has no row yet.
+    shape = Shape(emitters=call.requests, context=call.context + 1, k=call.k, modelled=call.k > 0)
+    return Rehearsal(config, vocabulary).plan(shape)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from scheduler.runtime.forward import Forward
+from scheduler.runtime.kv_cache import KvShape
 from scheduler.runtime.loading import LoadedModel
 from scheduler.runtime.rows import Segment, pack
 from tests.bench.synthetic import Shape
@@ -26,6 +27,15 @@ class Work:
 
     bytes: float
     operations: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """How a model lies in memory: its K/V rows, whose type is the layers' too, and the bytes of its
+    head."""
+
+    kv_shape: KvShape
+    head_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +77,12 @@ def time_step(forward: Forward, call: Call, work: Work, limits: Limits, repeats:
     )
 
 
-def least_work(shape: Shape, model: LoadedModel, call: Call) -> Work:
+def stored(model: LoadedModel) -> Stored:
+    """What `least_work` needs of a model, without the model."""
+    return Stored(kv_shape=model.kv_shape, head_bytes=model.head._layer.bytes())
+
+
+def least_work(shape: Shape, model: Stored, call: Call) -> Work:
     """Every weight read once as it is stored, every cached K/V row read once, each new one written;
     a product is two operations a weight and row, attention four a head's width, key and row."""
     linears = weights(shape, shape.layers)
@@ -75,7 +90,7 @@ def least_work(shape: Shape, model: LoadedModel, call: Call) -> Work:
     keys = call.context + call.k + 1
     cached = call.requests * keys * model.kv_shape.bytes_per_token()
     return Work(
-        bytes=body * model.kv_shape.dtype.itemsize + model.head._layer.bytes() + cached,
+        bytes=body * model.kv_shape.dtype.itemsize + model.head_bytes + cached,
         operations=call.rows * (2 * linears + 4 * shape.layers * shape.hidden * keys),
     )
 

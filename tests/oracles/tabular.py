@@ -49,6 +49,8 @@ class TabularForward:
     blocks that a row gathers, masked or not, that row's logits are NaN.
     """
 
+    prepared = 0
+
     def __init__(
         self,
         table: Table,

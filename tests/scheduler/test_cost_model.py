@@ -214,6 +214,7 @@ def odd_rounds():
         "retained, no rows": (usual, {"target_rows": 0}),
         "retained, too few rows": (usual, {"target_rows": 1}),
         "nobody": ([], {}),
+        "shapes met or recorded": (usual, {"prepared": True}),
     }
 
 

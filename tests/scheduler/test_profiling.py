@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from deploy.pair import DRAFT, TARGET
 from scheduler import profiling
 from scheduler.config import PoolConfig
-from scheduler.plan import DeviceDraft, HostDraft
+from scheduler.plan import DeviceDraft, HostDraft, nothing_run
 from scheduler.profiling import profile_costs
 from scheduler.runtime.create import PairOptions, create_runner
 from scheduler.runtime.loading import ModelSource
@@ -34,7 +34,8 @@ class Machine:
     """A runner whose rounds take just what these prices say, on a clock of its own.
 
     A round has a price of its own, one for each request, for each target row, and for each row and
-    cached token; a draft step likewise. `first` is what the first round of a kind takes longer.
+    cached token; a draft step likewise. `first` is what the first round of a kind takes longer
+    without a word, `preparing` what the first ones do that say so.
     """
 
     round: float = 0.004
@@ -45,6 +46,7 @@ class Machine:
     step_row: float = 0.0002
     step_key: float = 4e-7
     first: float = 0.0
+    preparing: tuple = ()
     noise: list = field(default_factory=list)
     draft: bool = True
     now: float = 0.0
@@ -58,11 +60,13 @@ class Machine:
 
     def run(self, plan):
         kind = [(len(g.tokens), g.draft) for g in plan.groups]
-        fresh = kind not in self.plans
+        met = self.plans.count(kind)
         self.plans.append(kind)
-        self.now += self.first * fresh + self.seconds(plan) * (
+        self.now += sum(self.preparing[met : met + 1])
+        self.now += self.first * (not met) + self.seconds(plan) * (
             self.noise[len(self.plans) % len(self.noise)] if self.noise else 1.0
         )
+        return replace(nothing_run(plan), prepared=met < len(self.preparing))
 
     def seconds(self, plan):
         groups = plan.groups
@@ -153,6 +157,29 @@ def test_steepness_is_taken_from_rounds_of_more_requests():
 def test_a_second_run_is_enough_to_forget_the_first(monkeypatch):
     monkeypatch.setattr(profiling, "_SAMPLES", 2)
     assert same(profile(Machine(first=0.5)), TABLE)
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3, 9])
+def test_rounds_that_prepare_never_count(samples, monkeypatch):
+    """One is met, one recorded; however few samples there are."""
+    monkeypatch.setattr(profiling, "_SAMPLES", samples)
+    assert same(profile(Machine(preparing=(0.5, 2.0))), TABLE)
+
+
+def test_what_is_always_measured_is_measured_without_what_prepares():
+    machine = Machine(preparing=(0.5, 2.0))
+    table = profile(machine, seconds=0.001)
+    assert shapes(machine) == [kind for kind in SHAPES_ALWAYS for _ in range(3)]
+    for requests, rows in ((1, 1), (1, 4), (64, 64)):
+        plain = Machine().plain(requests, rows, 129)
+        assert table.round(requests, rows, 129) == pytest.approx(plain)
+
+
+def test_a_runner_that_never_ends_preparing_is_measured_all_the_same():
+    machine = Machine(preparing=(0.0,) * 99)
+    table = profile(machine, seconds=0.001)
+    assert shapes(machine) == [kind for kind in SHAPES_ALWAYS for _ in range(3)]
+    assert table.round(1, 1, 129) == pytest.approx(Machine().plain(1, 1, 129))
 
 
 def test_first_runs_and_outliers_do_not_count():

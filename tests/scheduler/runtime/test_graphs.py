@@ -117,6 +117,18 @@ def test_what_cannot_be_recorded_is_told_once_and_runs_without(caplog):
     assert not [each for each in inner.done if each.startswith("eager")]
 
 
+@pytest.mark.parametrize("records", [True, False])
+def test_calls_that_meet_or_record_a_shape_are_counted(records, caplog):
+    """Each shape's first two, whatever comes of the recording; none of those without a shape."""
+    inner = Doubling(None if records else lambda ids: ids * int(ids.new_full((), 2)))
+    forward = GraphedForward(inner, Recordings().record, most=2)
+    seen = []
+    for count in (3, 12, 3, 3, 3, 4, 4, 4, 12, 5, 5):
+        assert called(forward, count)
+        seen.append(forward.prepared)
+    assert seen == [1, 1, 2, 2, 2, 3, 4, 4, 4, 4, 4]
+
+
 def test_calls_that_do_not_fit_are_refused():
     forward = GraphedForward(Doubling(), Recordings().record)
     for _ in range(3):
