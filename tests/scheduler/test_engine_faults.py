@@ -277,22 +277,6 @@ async def test_a_loop_that_dies_ends_every_subscription():
     assert [each.reason for each in d.sink.ended] == [FinishReason.ERROR]
 
 
-async def test_a_loop_that_dies_of_a_broken_sink_ends_every_subscription():
-    """The sink breaks again when it is told what became of the requests."""
-    d = Desk()
-
-    def broken(stats):
-        raise ZeroDivisionError("telemetry")
-
-    d.sink.step = d.sink.finished = broken
-    await d.engine.start()
-    await outcomes(d.ask(*MIXED))
-    assert "ZeroDivisionError" in d.engine.health().error
-    del d.sink.step, d.sink.finished
-    await asyncio.wait_for(d.engine.stop(), 60)
-    assert len(d.sink.ended) == len(MIXED) - 1
-
-
 async def test_a_runner_that_is_gone_takes_its_requests_along():
     """None of them is tried again, alone or with others."""
     d = Desk(runner=Gone)
