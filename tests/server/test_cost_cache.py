@@ -68,7 +68,7 @@ def in_table(**parts):
         lambda _: "[]",
         lambda kept: json.dumps(kept)[:-20],
         changed(format=0),
-        changed(format=2),
+        changed(format=3),
         changed(more=1),
         changed(table=None),
         changed(key={}),
