@@ -34,7 +34,7 @@ class _Kept(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    format: Literal[1]
+    format: Literal[2]
     key: dict[str, str | int | float | bool | None]
     table: CostTable
 

@@ -169,8 +169,7 @@ class RoundMetrics:
         )
         self.preemptions = counter("preemptions", "Requests that gave their K/V blocks back.")
         self.forward_seconds = counter(
-            "forward_seconds",
-            "Time inside model forwards; on a GPU the device's for drafting and verification.",
+            "forward_seconds", "Time inside forwards, of a GPU by its own."
         )
         self.rounds = counter("rounds", "Rounds of the engine.")
         self.round_seconds = PlainCounter(

@@ -238,21 +238,18 @@ def test_a_second_signal_ends_them(assembly, settings):
 
 
 def test_a_signal_while_loading_ends_it(assembly, settings):
-    held = []
-
     def steps(_client, stopper):
         until(lambda: assembly.loading is not None)
-        held.append(assembly.loading)
         stopper.ask()
 
     try:
         assert visit(settings, steps) == 0
         # What loads is not waited for: neither here nor, as a daemon, when the process ends.
-        assert held[0].is_alive()
-        assert held[0].daemon
+        assert assembly.loading.is_alive()
+        assert assembly.loading.daemon
     finally:
         assembly.gate.set()
-    held[0].join(20)
+    assembly.loading.join(20)
 
 
 def test_what_cannot_be_loaded_ends_it(assembly, settings):

@@ -66,3 +66,12 @@ def board():
 def anyio_backend():
     """The only event loop that the server runs on."""
     return "asyncio"
+
+
+def positions(board, family, **labels):
+    """Values of one family by draft position, summed over all other labels."""
+    sums = [0.0] * board.metrics.k_max
+    for sample in board.samples(f"fencepost_{family}_total"):
+        if labels.items() <= sample.labels.items():
+            sums[int(sample.labels["position"])] += sample.value
+    return sums
