@@ -109,7 +109,7 @@ class Settings(BaseSettings):
     threads: Count | None = Field(
         None,
         description="threads of one tensor operation on the CPU (default: the cores that this "
-        "process may use; where there are more than two, one stays for the event loop)",
+        "process may use but one, which stays for the event loop)",
     )
     max_model_len: Count | None = Field(None, description="tokens a request may hold, prompt too")
     draft_max_len: Count | None = Field(None, description="tokens the draft model may hold of it")
@@ -273,10 +273,8 @@ class Settings(BaseSettings):
 
     @property
     def tensor_threads(self) -> int:
-        """Threads of one tensor operation. Unless told, all cores of two: the event loop works
-        while a round does not; of more one is left to it."""
-        cores = usable_cores()
-        return self.threads or (cores if cores <= 2 else cores - 1)
+        """Threads of one tensor operation; unless told, one core is left to the event loop."""
+        return self.threads or max(1, usable_cores() - 1)
 
     @property
     def draft_length(self) -> int:

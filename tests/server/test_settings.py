@@ -142,13 +142,13 @@ def test_what_is_wrong_is_named(flags, named):
     ("cores", "asked", "threads"),
     [
         ({0}, None, 1),
-        ({3, 5}, None, 2),
+        ({3, 5}, None, 1),
         ({1, 3, 5}, None, 2),
         (set(range(8)), None, 7),
         (set(range(8)), "8", 8),
     ],
 )
-def test_of_more_than_two_cores_one_is_left_to_the_event_loop(monkeypatch, cores, asked, threads):
+def test_one_core_is_left_to_the_event_loop(monkeypatch, cores, asked, threads):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
     flags = {} if asked is None else {"threads": asked}
     assert load_settings(flags).tensor_threads == threads
