@@ -30,30 +30,45 @@ _ITS_KV_BYTES = 1 << 20
 
 
 class ParallelRunner:
-    """A `ModelRunner` whose rounds run in all processes of an executor at once."""
+    """A `ModelRunner` whose rounds run in all processes of an executor at once.
+
+    A round that breaks is the last one: its processes are out of step with one another.
+    """
 
     def __init__(self, executor: Executor, capabilities: Capabilities, memory: int) -> None:
         self._executor = executor
         self._capabilities = capabilities
         self._memory = memory
+        self._broken: str | None = None
 
     def capabilities(self) -> Capabilities:
         """What was loaded."""
         return self._capabilities
 
     def run(self, plan: RoundPlan) -> RoundResult:
-        """Execute one round. Raises RuntimeError when a process failed or is gone."""
+        """Execute one round. Raises RuntimeError when a process failed, is gone or does not answer
+        in vLLM's own time, and from then on."""
+        if self._broken is not None:
+            raise RuntimeError(self._broken)
         try:
             result: RoundResult = self._executor.collective_rpc(
-                "round_run", args=(plan,), unique_reply_rank=0
+                "round_run",
+                timeout=vllm.envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS,
+                args=(plan,),
+                unique_reply_rank=0,
             )
         except Exception as problem:
-            raise RuntimeError(f"the pair's processes: {problem!r}") from problem
+            self._broken = f"the pair's processes: {problem!r}"
+            self._executor.shutdown()
+            raise RuntimeError(self._broken) from problem
         return result
 
     def failure(self) -> str | None:
-        """That a process died, once vLLM's executor has seen it. It ends the others."""
-        return "one of the pair's processes died" if self._executor.is_failed else None
+        """What broke a round, or that a process died, once vLLM's executor has seen it. It ends the
+        others."""
+        if self._broken is None and self._executor.is_failed:
+            return "one of the pair's processes died"
+        return self._broken
 
     def memory_bytes(self) -> int:
         """Weights and K/V pools of all processes."""
@@ -123,8 +138,13 @@ class ParallelPair:
         return ParallelRunner(self._executor, told, sum(each.memory for each in started))
 
     def _ask(self, method: str, *arguments: object) -> list[Any]:
-        """What each process answers. Raises ModelRefused when one refuses, and ends them all."""
-        answers: list[object] = self._executor.collective_rpc(method, args=arguments)
+        """What each process answers. Raises ModelRefused when one refuses or breaks, and ends them
+        all."""
+        try:
+            answers: list[object] = self._executor.collective_rpc(method, args=arguments)
+        except Exception as problem:
+            self._executor.shutdown()
+            raise ModelRefused(f"the pair's processes: {problem!r}") from problem
         for answer in answers:
             if isinstance(answer, str):
                 self._executor.shutdown()

@@ -5,6 +5,9 @@ in and results go out, integers and a few probabilities; logits stay here. Every
 logits of a row, gathered, and decides every round as the others do. Who asks it does not know.
 """
 
+import logging
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -33,8 +36,11 @@ from scheduler.runtime.vllm_loading import (
     configure,
     describe,
     load_module,
+    refusing,
 )
 from scheduler.sampling.rng import CounterRandomness
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +72,22 @@ class GroupRecorder:
         self._context = groups.GraphCaptureContext(torch.cuda.Stream(device))
 
     def __call__(self, launch: Launch) -> Launch:
-        """A replay of `launch`. Raises RuntimeError when it cannot be recorded."""
+        """A replay of `launch`. Raises RuntimeError when some process cannot record it: one that
+        replays would read what the others never wrote."""
+        replay: Launch | None = None
+        problem: Exception | None = None
         with groups.get_tp_group().graph_capture(self._context):
-            return self._record(launch)
+            try:
+                replay = self._record(launch)
+            except Exception as found:  # noqa: BLE001 - whatever some layer does not bear
+                problem = found
+        recorded = torch.tensor([replay is not None], dtype=torch.int32)
+        torch.distributed.all_reduce(
+            recorded, torch.distributed.ReduceOp.MIN, groups.get_tp_group().cpu_group
+        )
+        if replay is None or not recorded.item():
+            raise RuntimeError("some process of the pair could not record it") from problem
+        return replay
 
 
 class _ModelRunner(Protocol):
@@ -84,11 +103,16 @@ class RoundWorker:
     vllm_config: VllmConfig
     model_runner: _ModelRunner
     device: torch.device
+    rank: int
 
     def round_load(
         self, target: ModelSource, draft: ModelSource | None, options: VllmOptions
     ) -> tuple[Share, Share | None] | str:
         """Take over the target, which vLLM's worker has loaded, and load the draft."""
+        if options.executor == "mp":
+            # A terminal's Ctrl-C reaches every process; rounds go on until the server has drained.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
         module = self.model_runner.get_model()
         try:
             self._target = describe(target, self.vllm_config, module, self.device)
@@ -116,17 +140,26 @@ class RoundWorker:
         return Started(memory=self._runner.memory_bytes(), numerics=pair.target.numerics)
 
     def round_run(self, plan: RoundPlan) -> RoundResult:
-        """One whole round."""
-        return self._runner.run(plan)
+        """One whole round. One that breaks leaves this process a sum behind the others, which would
+        wait for it or take the next round's for it: only the first process can say so to whoever
+        asked, any other one ends, which vLLM's executor sees."""
+        try:
+            return self._runner.run(plan)
+        except Exception:
+            logger.exception("a round broke in process %s of the pair", self.rank)
+            if self.rank:
+                os._exit(1)
+            raise
 
     def _load_draft(self, source: ModelSource, options: VllmOptions) -> VllmModel:
         """The draft under a configuration of its own; whole in each process where one rank is to
         hold it."""
+        # First, as one process may refuse what follows while the others wait for it here.
+        inside = nullcontext if options.ranks > 1 else _alone()
         backend = {"distributed_executor_backend": options.executor}
         config = configure(source, self.device, options, backend)
         config.parallel_config.rank = self.vllm_config.parallel_config.rank
-        inside = nullcontext if options.ranks > 1 else _alone()
-        with set_current_vllm_config(config), inside():
+        with refusing(source, options), set_current_vllm_config(config), inside():
             module = load_module(config)
         return describe(source, config, module, self.device, inside)
 

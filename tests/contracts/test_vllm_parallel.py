@@ -9,7 +9,7 @@ import functools
 import importlib
 import time
 from collections.abc import Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import pytest
@@ -156,19 +156,25 @@ def plain(record):
     return {type(record)}, 1
 
 
+def a_plan(pair):
+    """One plan of some lives, all of which have been run."""
+    plans = []
+    run = pair.runner.run
+    runner = SimpleNamespace(
+        capabilities=pair.runner.capabilities,
+        run=lambda plan: (plans.append(plan), run(plan))[1],
+        failure=lambda: None,
+    )
+    run_requests(engine_config(pair), runner, make_requests(pair, 0.0, seed=3)[:2])
+    return plans[0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", ["mp", "ray"])
 def test_a_process_that_is_gone_breaks_the_round(executor, request):
     with serving(request, executor, draft_ranks=1) as pair:
-        plans = []
-        run = pair.runner.run
-        runner = SimpleNamespace(
-            capabilities=pair.runner.capabilities,
-            run=lambda plan: (plans.append(plan), run(plan))[1],
-            failure=lambda: None,
-        )
-        run_requests(engine_config(pair), runner, make_requests(pair, 0.0, seed=3)[:2])
-        run(plans[0])
+        plan = a_plan(pair)
+        pair.runner.run(plan)
         assert pair.runner.failure() is None
         processes = pair.runner._executor
         if executor == "ray":
@@ -176,8 +182,38 @@ def test_a_process_that_is_gone_breaks_the_round(executor, request):
         else:
             processes.workers[1].proc.kill()
         with pytest.raises(RuntimeError, match="the pair's processes: "):
-            run(plans[0])
-        assert pair.runner.failure() == "one of the pair's processes died"
+            pair.runner.run(plan)
+        assert "the pair's processes: " in pair.runner.failure()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_a_round_that_breaks_in_one_process_is_the_last(rank, request):
+    """After its last sum, so that no other process waits for it."""
+
+    def plant(worker):
+        real = worker._runner.run
+
+        def broken(plan):
+            real(plan)
+            raise ArithmeticError("planted")
+
+        if worker.rank == rank:
+            worker._runner.run = broken
+
+    with serving(request, "mp", draft_ranks=1) as pair:
+        plan = a_plan(pair)
+        pair.runner._executor.collective_rpc(plant)
+        if rank:  # the round itself may still be told
+            with suppress(RuntimeError):
+                pair.runner.run(plan)
+        with pytest.raises(RuntimeError, match="the pair's processes: "):
+            pair.runner.run(plan)
+        said = pair.runner.failure()
+        assert ("planted" in said) is (rank == 0)
+        with pytest.raises(RuntimeError, match="the pair's processes: "):
+            pair.runner.run(plan)
+        assert pair.runner.failure() == said
 
 
 def test_a_split_that_vllm_has_not_is_refused_by_name():

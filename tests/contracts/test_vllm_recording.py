@@ -153,6 +153,8 @@ def test_processes_record_within_vllm_s_own_context(monkeypatch):
     within, streams = [], []
 
     class Group:
+        cpu_group = None
+
         @contextmanager
         def graph_capture(self, context):
             streams.append(context.stream)
@@ -165,6 +167,7 @@ def test_processes_record_within_vllm_s_own_context(monkeypatch):
         return lambda: launch() + 1
 
     monkeypatch.setattr(worker.groups, "get_tp_group", Group)
+    monkeypatch.setattr(worker.torch.distributed, "all_reduce", lambda *_: None)
     monkeypatch.setattr(worker, "GraphRecorder", lambda device: record)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: object())
     recorder = worker.GroupRecorder(torch.device("cuda"))
