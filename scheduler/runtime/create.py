@@ -34,6 +34,7 @@ from scheduler.runtime.loading import (
 )
 from scheduler.runtime.torch_runner import Pair, TorchRunner
 from scheduler.runtime.vllm_choice import (
+    MOST_REQUESTS,
     RuntimeChoice,
     VllmChoices,
     VllmOptions,
@@ -256,10 +257,7 @@ def _vllm_runtime(
     options: PairOptions, device: torch.device, clock: Callable[[], float], software: str
 ) -> _Runtime:
     """vLLM as what loads and runs models. Raises ConfigRefused when it cannot do what is asked."""
-    if options.batch_invariant:
-        raise ConfigRefused(
-            f"batch_invariant=true, runtime={options.runtime}: the mode knows runtime=torch only"
-        )
+    _refuse_for_vllm(options)
     target, draft = options.vllm.of_pair(options.dtype, vllm_block_size(options.block_size, device))
     for name in _CHATTERS:
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -290,6 +288,18 @@ def _vllm_runtime(
         block_size=target.block_size,
         software=software,
     )
+
+
+def _refuse_for_vllm(options: PairOptions) -> None:
+    if options.batch_invariant:
+        raise ConfigRefused(
+            f"batch_invariant=true, runtime={options.runtime}: the mode knows runtime=torch only"
+        )
+    if options.max_requests > MOST_REQUESTS:
+        raise ConfigRefused(
+            f"max_requests={options.max_requests}, runtime={options.runtime}: vLLM's layers take "
+            f"{MOST_REQUESTS} at once; ask for no more, or for runtime=torch"
+        )
 
 
 def _event_space(

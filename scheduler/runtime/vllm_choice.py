@@ -25,6 +25,8 @@ _INSTALL = {
 }
 # Rows in a block: what the attention kernels take multiples of.
 _STEP = {"cuda": 16, "cpu": 32}
+# Requests of one round that vLLM's attention backends make room for when they are built.
+MOST_REQUESTS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

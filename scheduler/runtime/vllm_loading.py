@@ -43,7 +43,7 @@ from scheduler.runner import ModelIdentity
 from scheduler.runtime.kv_cache import KvShape
 from scheduler.runtime.loading import ModelSource, compute_dtype, load_config, revision_of
 from scheduler.runtime.model_checks import QUANTIZATION, check_config, rounds_activations
-from scheduler.runtime.vllm_choice import VllmOptions
+from scheduler.runtime.vllm_choice import MOST_REQUESTS, VllmOptions
 from scheduler.runtime.vllm_kv import kv_shape
 from scheduler.runtime.vllm_norms import prefer_compiled_norms
 
@@ -51,7 +51,6 @@ logger = logging.getLogger(__name__)
 
 # Nothing of a repository but its configuration and its safetensors is read.
 _FILES = ("*.json", "*.safetensors")
-_MOST_REQUESTS = 1024
 _ITEM_BYTES = {"F32": 4, "I32": 4, "I64": 8, "I8": 1, "U8": 1, "F8_E4M3": 1, "F8_E5M2": 1}
 _HONOURED = frozenset({QUANTIZATION})
 # What is said of an error of vLLM's, which may hold a whole configuration.
@@ -142,8 +141,8 @@ def configure(
             # Rows of a round are of no few sizes.
             enforce_eager=True,
             max_model_len=positions,
-            max_num_seqs=_MOST_REQUESTS,
-            max_num_batched_tokens=max(positions, 2 * _MOST_REQUESTS),
+            max_num_seqs=MOST_REQUESTS,
+            max_num_batched_tokens=max(positions, 2 * MOST_REQUESTS),
             block_size=options.block_size,
             enable_prefix_caching=False,
             disable_log_stats=True,

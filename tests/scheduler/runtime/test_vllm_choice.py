@@ -107,6 +107,7 @@ def _options(**changes):
     [
         ({"block_size": 16}, "block_size=16, runtime=vllm"),
         ({"batch_invariant": True}, "batch_invariant=true, runtime=vllm: .*runtime=torch"),
+        ({"max_requests": 1025}, "max_requests=1025, runtime=vllm: .* 1024 at once"),
     ],
 )
 def test_what_vllm_cannot_do_is_refused_before_it_is_imported(changes, said, installed):
