@@ -97,11 +97,8 @@ class ParallelPair:
         executor that was asked for.
         """
         check_device(device)
-        if target.executor == "ray" and not current_platform.ray_device_key:
-            raise ConfigRefused(
-                f"device={device.type}, distributed_executor_backend=ray: vLLM knows no name that "
-                "Ray has for it; set distributed_executor_backend=mp"
-            )
+        if target.executor == "ray":
+            _check_ray(device)
         self.block_size = target.block_size
         self.software = software
         self._device = device
@@ -150,6 +147,19 @@ class ParallelPair:
                 self._executor.shutdown()
                 raise ModelRefused(answer)
         return answers
+
+
+def _check_ray(device: torch.device) -> None:
+    if not current_platform.ray_device_key:
+        raise ConfigRefused(
+            f"device={device.type}, distributed_executor_backend=ray: vLLM knows no name that "
+            "Ray has for it; set distributed_executor_backend=mp"
+        )
+    if not vllm.envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND:
+        raise ConfigRefused(
+            "distributed_executor_backend=ray: vLLM's older Ray executor waits for all ranks; "
+            "unset VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
+        )
 
 
 def _share_cores(ranks: int) -> None:

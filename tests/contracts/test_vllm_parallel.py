@@ -233,6 +233,15 @@ def test_vllm_asks_ray_for_no_device_that_it_has_no_name_for(monkeypatch):
         load(distributed_executor_backend="ray")
 
 
+def test_an_executor_that_answers_for_no_single_rank_is_refused_by_name(monkeypatch):
+    need_vllm()
+    platform = importlib.import_module("vllm.platforms.cpu").CpuPlatform
+    monkeypatch.setattr(platform, "ray_device_key", "CPU", raising=False)
+    monkeypatch.setenv("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "0")
+    with pytest.raises(ConfigRefused, match="unset VLLM_USE_RAY_V2_EXECUTOR_BACKEND"):
+        load(distributed_executor_backend="ray")
+
+
 @pytest.mark.slow
 def test_a_model_that_cannot_be_split_is_refused_by_name(monkeypatch):
     """The embedded target has 6 heads."""
