@@ -287,10 +287,14 @@ def _goes_on(curve: Curve, rows: int) -> bool:
 
 def _begun(curve: Curve, lower: Curve, fewer: int) -> Curve:
     """`curve` from `fewer` rows on, as steep as `lower`, the curve of so many requests: between
-    the two numbers of requests a round may have fewer rows than the higher one."""
+    the two numbers of requests a round may have fewer rows than the higher one. They take their
+    share of its time at least."""
     first = curve.points[0]
     counts = [rows for rows, _ in lower.points if fewer <= rows < first[0]]
-    before = [(rows, max(seconds, 0.0)) for rows, seconds in _shifted(lower, first, counts)]
+    before = [
+        (rows, max(seconds, first[1] * rows / first[0]))
+        for rows, seconds in _shifted(lower, first, counts)
+    ]
     return rising([*before, *curve.points])
 
 

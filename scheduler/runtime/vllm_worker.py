@@ -85,7 +85,7 @@ class GroupRecorder:
         torch.distributed.all_reduce(
             recorded, torch.distributed.ReduceOp.MIN, groups.get_tp_group().cpu_group
         )
-        if replay is None or not recorded.item():
+        if replay is None or not bool(recorded):
             raise RuntimeError("some process of the pair could not record it") from problem
         return replay
 

@@ -20,6 +20,7 @@ from scheduler.runtime import vllm_choice
 from scheduler.runtime.create import PairOptions, create_runner
 from scheduler.runtime.loading import ModelSource
 from scheduler.runtime.vllm_choice import VllmChoices
+from scheduler.tokens import Tokens
 from tests.oracles.driver import run_requests
 from tests.oracles.forwards import need_vllm, unwarned
 from tests.oracles.local_ray import local_ray
@@ -147,6 +148,8 @@ def plain(record):
         record = [getattr(record, each.name) for each in dataclasses.fields(record)]
     if isinstance(record, enum.Enum):
         record = record.value
+    if isinstance(record, Tokens):
+        record = tuple(record)
     if isinstance(record, Mapping):
         record = [*record, *record.values()]
     if isinstance(record, (Sequence, Set)) and not isinstance(record, str):

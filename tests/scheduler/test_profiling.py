@@ -214,6 +214,16 @@ def shapes(machine):
     return found
 
 
+@given(
+    noise=st.lists(st.floats(0.05, 20.0), min_size=1, max_size=40),
+    seconds=st.sampled_from([0.0, 0.05, 0.5]),
+)
+def test_whatever_the_noise_a_round_takes_time(noise, seconds):
+    """A table of rounds that take none would be refused, and the server with it."""
+    table = profile(Machine(noise=tuple(noise)), seconds=seconds)
+    assert min(table.round(n, n, context) for n in (1, 2, 3, 33, 64) for context in (1, 129)) > 0.0
+
+
 def test_a_few_shapes_are_always_measured():
     machine = Machine()
     table = profile(machine, seconds=0.001)
