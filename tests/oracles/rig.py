@@ -200,6 +200,8 @@ class Rig:
         self.plans = []
         self.landed = []
         self.finished = []
+        # Whether rounds have ever been too large: who waits for a turn holds its blocks already.
+        self.bounded = False
         self._cancelled = []
 
     def submit(self, *requests):
