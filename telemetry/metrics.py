@@ -168,7 +168,7 @@ class RoundMetrics:
             "residual_fallbacks", "Draws from the target's row because the residual had no mass."
         )
         self.preemptions = counter("preemptions", "Requests that gave their K/V blocks back.")
-        self.forward_seconds = counter("forward_seconds", "Time in models, a GPU's by its own.")
+        self.forward_seconds = counter("forward_seconds", "Time in model forwards (a GPU's own).")
         self.rounds = counter("rounds", "Rounds of the engine.")
         self.round_seconds = PlainCounter(
             registry,

@@ -293,7 +293,7 @@ def test_numbers_of_numpy_can_be_written(files):
     assert report.outcomes[0].holds
 
 
-def test_processes_of_their_own_find_proofs_by_name_and_keep_the_order(capsys):
+def test_processes_of_their_own_find_proofs_by_name(capsys):
     named = ["coordinate", "admission"]
     flags = [flag for name in named for flag in ("--only", name)]
     assert main([*flags, "--workers", "2"]) == 0
